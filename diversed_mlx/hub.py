@@ -1,0 +1,115 @@
+"""Where a checkpoint lies: aliases, folders, the local Hub cache, the Hub. Knows names and files, no models."""
+
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, IncompleteSnapshotError, LocalEntryNotFoundError
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
+
+from .errors import DiversedError
+
+ALIASES = {
+    "1b": "mlx-community/Llama-3.2-1B-Instruct-4bit",
+    "3b": "mlx-community/Llama-3.2-3B-Instruct-4bit",
+    "8b": "mlx-community/Meta-Llama-3.1-8B-Instruct-4bit",
+    "qwen3-0.6b": "mlx-community/Qwen3-0.6B-4bit",
+    "qwen3-8b": "mlx-community/Qwen3-8B-4bit",
+    "gemma3-4b": "mlx-community/gemma-3-4b-it-4bit",
+    "gemma3-12b": "mlx-community/gemma-3-12b-it-4bit",
+}
+EMBEDDED = {"tiny-draft": "draft", "tiny-target": "target"}  # folders of the pair that ships in the package
+
+# Pairs to name when another does not fit: draft, target, gigabytes of both in 4 bits.
+PAIRS = (("gemma3-4b", "gemma3-12b", 10.5), ("1b", "8b", 5.3), ("qwen3-0.6b", "qwen3-8b", 5.0), ("1b", "3b", 2.6))
+
+
+def resolve(name: str) -> str:
+    """Turn an alias into a Hub id or a folder; any other name, or a local folder of that name, stays as it is.
+
+    Args:
+        name: an alias, a folder or a Hub id.
+
+    Raises:
+        DiversedError: an alias of the embedded pair in a build that has none.
+    """
+    if Path(name).expanduser().is_dir():
+        return name
+    if name in EMBEDDED:
+        folder = Path(__file__).parent / "tiny" / EMBEDDED[name]
+        if not folder.is_dir():
+            raise DiversedError(f"{name}: this build of diversed-mlx holds no embedded pair; give a folder or a Hub id")
+        return str(folder)
+    return ALIASES.get(name, name)
+
+
+def cached(source: str) -> Path | None:
+    """Find a checkpoint on this machine, without the network.
+
+    Args:
+        source: a folder or a Hub id, as `resolve` returns it.
+
+    Returns:
+        Its folder, or None for a model of the Hub that is not, or not wholly, in the local cache.
+
+    Raises:
+        DiversedError: neither a model's folder nor the name of a model.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise DiversedError(f"{source} is no model: it holds no config.json")
+        return folder
+    if folder.exists():
+        raise DiversedError(f"{source} is a file; give the folder of a model or a Hub id")
+    if source.count("/") != 1 or source.startswith((".", "~", "/")):
+        raise DiversedError(
+            f"{source}: no such folder, and not the name of a model; give a folder, owner/name on the Hub, "
+            f"or one of {', '.join((*ALIASES, *EMBEDDED))}"
+        )
+    try:
+        return Path(snapshot_download(source, local_files_only=True, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+    except HFValidationError as error:
+        raise DiversedError(f"{source}: no such folder, and not a valid Hub id") from error
+    except (LocalEntryNotFoundError, IncompleteSnapshotError):
+        return None
+
+
+def locate(source: str) -> Path:
+    """Find the folder of a checkpoint, downloading it only if it is not on this machine.
+
+    Args:
+        source: a folder or a Hub id, as `resolve` returns it.
+
+    Raises:
+        DiversedError: no such folder, no such model, or no network.
+    """
+    if (folder := cached(source)) is not None:
+        return folder
+    try:
+        folder = Path(snapshot_download(source, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+    except HfHubHTTPError as error:
+        raise DiversedError(f"the Hub does not give {source}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # each HTTP library has its own errors for a network that is not there
+        raise DiversedError(
+            f"{source} is not in the local Hub cache and the Hub cannot be reached: check the network, "
+            f"or give the folder of a model"
+        ) from error
+    return cached(str(folder)) or folder
+
+
+def weight_bytes(source: str) -> int | None:
+    """Bytes of a checkpoint's weights, before they are read or downloaded.
+
+    Args:
+        source: a folder or a Hub id, as `resolve` returns it.
+
+    Returns:
+        The bytes, or None where the Hub is needed and does not answer.
+    """
+    if (folder := cached(source)) is not None:
+        return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+    try:
+        files = HfApi().model_info(source, files_metadata=True).siblings or []
+    except Exception:  # the download that follows says what is wrong
+        return None
+    return sum(file.size or 0 for file in files if file.rfilename.endswith(".safetensors"))

@@ -1,0 +1,50 @@
+"""Whether models fit in this machine's memory, and keeping them resident on a Mac. Knows bytes, no models."""
+
+import os
+from collections.abc import Iterable
+
+import mlx.core as mx
+from mlx_lm.utils import maybe_set_recommended_wired_limit
+
+from .errors import DiversedError
+from .hub import PAIRS, weight_bytes
+
+USABLE = 0.9  # of the memory; the rest is for caches, activations and everything else
+
+
+def available_bytes() -> int:
+    """Memory for models in bytes: what Metal recommends as a working set, or the machine's memory elsewhere."""
+    recommended = mx.device_info().get("max_recommended_working_set_size")
+    return int(recommended or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def require_fit(sources: Iterable[str]) -> None:
+    """Refuse models that cannot fit in memory together, before they are downloaded or read.
+
+    Args:
+        sources: folders or Hub ids; one that is named twice is loaded, and counted, once.
+
+    Raises:
+        DiversedError: too large; names a pair that fits.
+    """
+    sources = list(dict.fromkeys(sources))
+    sizes = [weight_bytes(source) for source in sources]
+    needed = sum(size or 0 for size in sizes)
+    if needed <= USABLE * available_bytes():
+        return
+    fitting = [
+        f"--draft {draft} --target {target}" for draft, target, gb in PAIRS if gb * 1e9 <= USABLE * available_bytes()
+    ]
+    raise DiversedError(
+        f"{' and '.join(sources)} take {needed / 1e9:.1f} GB and this machine has {available_bytes() / 1e9:.1f} GB for "
+        f"models; " + (f"{fitting[0]} fits" if fitting else "use smaller models")
+    )
+
+
+def keep_resident() -> None:
+    """Let Metal keep up to its recommended working set wired, which holds both models of a pair.
+
+    mlx-lm does this for each generation and counts one model; a pair is loaded once and used until the end, so it
+    is done once. Does nothing without Metal.
+    """
+    maybe_set_recommended_wired_limit()
