@@ -12,8 +12,8 @@ from diversed_mlx.cli.printer import legend, show, summary
 from diversed_mlx.errors import DiversedError
 
 if TYPE_CHECKING:
+    from diversed_mlx.answer import Response
     from diversed_mlx.conversation import Conversation
-    from diversed_mlx.text import Response
 
 HELP = "q leaves, r forgets the conversation, h shows this; Ctrl-C stops an answer, Ctrl-D leaves"
 

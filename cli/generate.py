@@ -84,13 +84,14 @@ def generate(
         prefill_step_size=prefill_step_size,
     )
 
+    from diversed_mlx.answer import answer
     from diversed_mlx.conversation import chat_prompt
-    from diversed_mlx.text import answer, encode
+    from diversed_mlx.text import encode
 
     if ignore_chat_template or not pair.tokenizer.has_chat_template:
         if system_prompt is not None or chat_template_config:
             raise DiversedError(f"{pair.target.name} has no chat template, so it takes no system prompt or variables")
-        tokens = encode(pair, text)
+        tokens = encode(pair.tokenizer, text)
     else:
         tokens = chat_prompt(pair, [{"role": "user", "content": text}], system_prompt, chat_template_config)
     if show_tokens:
@@ -119,7 +120,7 @@ def _read_stdin() -> str:
 
 def _as_object(responses: list, prompt_tokens: int) -> dict[str, Any]:
     """The contract's JSON: text, tokens, finish_reason, stats."""
-    from diversed_mlx.text import Meter
+    from diversed_mlx.stats import Meter
 
     stats = responses[-1].stats if responses else Meter(prompt_tokens, 0).stats()  # none with --max-tokens 0
     figures = dataclasses.asdict(stats)

@@ -15,8 +15,8 @@ import typer
 from diversed_mlx.errors import DiversedError
 
 if TYPE_CHECKING:
+    from diversed_mlx.answer import Options
     from diversed_mlx.pair import Pair
-    from diversed_mlx.text import Options
     from diversed_mlx.verifiers import Verifier
 
 DEFAULT_DRAFT, DEFAULT_TARGET = "1b", "8b"
@@ -371,8 +371,8 @@ def make_options(
     prefill_step_size: int,
 ) -> "Options":
     """Collect the flags of an answer."""
+    from diversed_mlx.answer import Options
     from diversed_mlx.sampling import Sampling
-    from diversed_mlx.text import Options
 
     return Options(
         verifier=verifier,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from diversed_mlx.text import Response, Stats
+    from diversed_mlx.answer import Response
+    from diversed_mlx.stats import Stats
 
 COLOURS = {"accepted": typer.colors.GREEN, "corrected": typer.colors.RED, "bonus": typer.colors.CYAN}
 MARKS = {"corrected": "[{}]", "bonus": "({})"}  # where there is no colour

@@ -4,13 +4,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .answer import Options, Response, generate, stream_generate
     from .conversation import Conversation
     from .errors import DiversedError
     from .head import EnsembleHead
     from .heads import load_head
     from .pair import Pair, load_pair
     from .sampling import Sampling
-    from .text import Options, Response, Stats, generate, stream_generate
+    from .stats import Stats
     from .verifiers import Cascade, Dynamic, Lenient, Lossless, Static
 
 __all__ = [
@@ -20,9 +21,9 @@ __all__ = [
 
 _MODULES = {
     "Cascade": "verifiers", "Conversation": "conversation", "DiversedError": "errors", "Dynamic": "verifiers",
-    "EnsembleHead": "head", "Lenient": "verifiers", "Lossless": "verifiers", "Options": "text", "Pair": "pair",
-    "Response": "text", "Sampling": "sampling", "Static": "verifiers", "Stats": "text", "generate": "text",
-    "load_head": "heads", "load_pair": "pair", "stream_generate": "text",
+    "EnsembleHead": "head", "Lenient": "verifiers", "Lossless": "verifiers", "Options": "answer", "Pair": "pair",
+    "Response": "answer", "Sampling": "sampling", "Static": "verifiers", "Stats": "stats", "generate": "answer",
+    "load_head": "heads", "load_pair": "pair", "stream_generate": "answer",
 }  # fmt: skip
 
 

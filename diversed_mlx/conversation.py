@@ -11,9 +11,10 @@ from inspect import signature
 
 from transformers import PreTrainedTokenizerBase
 
+from .answer import Options, Response, answer
 from .errors import DiversedError
 from .pair import Pair
-from .text import Options, Response, answer, require_unicode
+from .text import require_unicode
 
 # What the tokenizer's own call takes beside the template's variables.
 TEMPLATE_ARGUMENTS = {"messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {"kwargs"}

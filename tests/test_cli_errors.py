@@ -110,7 +110,13 @@ def test_stdin_that_is_not_utf_8_is_refused():
 
 
 @pytest.mark.parametrize(
-    "args", [["-p", "caf\udce9"], ["--system-prompt", "caf\udce9"], ["--ignore-chat-template", "-p", "\udce9"],["--stop", "\udce9"]]
+    "args",
+    [
+        ["-p", "caf\udce9"],
+        ["--system-prompt", "caf\udce9"],
+        ["--ignore-chat-template", "-p", "\udce9"],
+        ["--stop", "\udce9"],
+    ],
 )
 def test_text_that_is_not_utf_8_is_refused(checkpoints, args):
     said = with_models(checkpoints["draft"], checkpoints["target"], *args)

@@ -10,9 +10,10 @@ import pytest
 from tiny import CHAT_TEMPLATE, END, SPECIALS, write_model
 
 from diversed_mlx import Conversation, DiversedError, Options, Pair, Response, Sampling, Static, load_pair
+from diversed_mlx.answer import answer
 from diversed_mlx.conversation import chat_prompt
 from diversed_mlx.lm import LM
-from diversed_mlx.text import answer, encode
+from diversed_mlx.text import encode
 
 OPTIONS = Options(sampling=Sampling(temp=0), num_draft_tokens=3, max_tokens=12)
 SYSTEM = "You are a very helpful assistant. " * 3
@@ -323,8 +324,8 @@ def test_a_bos_token_comes_once_whoever_writes_it(pairs):
     pair = pairs["spaced"]
     bos, text = pair.tokenizer.bos_token_id, pair.tokenizer.encode("Hi", add_special_tokens=False)
     assert pair.tokenizer.encode("Hi") == [bos, *text]
-    assert encode(pair, "Hi") == [bos, *text]
-    assert encode(pair, BOS + "Hi") == [bos, *text]
+    assert encode(pair.tokenizer, "Hi") == [bos, *text]
+    assert encode(pair.tokenizer, BOS + "Hi") == [bos, *text]
     prompt = chat_prompt(pair, [{"role": "user", "content": " Hi  "}])
     assert pair.tokenizer.decode(prompt) == BOS + "\n \tHi  <|end|> : "
     assert prompt.count(bos) == 1

@@ -312,33 +312,48 @@ def next_logits(lm: LM, tokens: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("verifier", "sampling", "w", "draws"),
+    ("w", "sampling", "length", "draws"),
     [
-        pytest.param(Static(target_weight=0.3), {"temp": 1.0}, 0.3, DRAWS, marks=pytest.mark.slow, id="static 0.3"),
-        pytest.param(Lossless(), {"temp": 1.5, "top_p": 0.8}, 1.0, DRAWS, marks=pytest.mark.slow, id="lossless"),
-        pytest.param(Static(target_weight=0.7), {"temp": 1.0}, 0.7, 1500, id="static 0.7, few"),
+        pytest.param(0.3, {"temp": 1.0}, 2, DRAWS, marks=pytest.mark.slow),
+        pytest.param(1.0, {"temp": 1.5, "top_p": 0.8}, 2, DRAWS, marks=pytest.mark.slow),
+        (0.7, {"temp": 1.0}, 2, 1200),
+        (0.7, {"temp": 1.0}, 1, 1200),
     ],
+    ids=str,
 )
-def test_stream_generate_follows_the_exact_distribution(verifier, sampling, w, draws):
-    """The first two of three tokens at K = 2: the bonus is never among them, so both are drawn from nu."""
+def test_stream_generate_follows_the_exact_distribution(w, sampling, length, draws):
+    """The first two of three tokens: at K = 2 both are verified, at K = 1 a bonus follows an accepted draft."""
     target, draft = tiny_lm(5), tiny_lm(6)
     pair, prompt = Pair(target, draft), [3]
+    verifier = Lossless() if w == 1 else Static(target_weight=w)
 
-    def nu(tokens: list[int]) -> np.ndarray:
+    def rows_after(tokens: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         p, q = (chain(next_logits(lm, tokens), **sampling) for lm in (target, draft))
-        return w * p + (1 - w) * q
+        nu = w * p + (1 - w) * q
+        return p, nu, np.minimum(q, nu)
 
-    joint = nu(prompt)[:, None] * np.array([nu([*prompt, first]) for first in range(V)])
+    _, first, accepted = rows_after(prompt)
+    bonus, second, _ = (np.array(rows) for rows in zip(*[rows_after([*prompt, y]) for y in range(V)], strict=True))
+    after_accepted = second if length == 2 else bonus
+    joint = accepted[:, None] * after_accepted + (first - accepted)[:, None] * second
     counts = np.zeros((V, V), int)
     kinds = set()
     for seed in range(draws):
         responses = stream_generate(
-            pair, prompt, verifier=verifier, sampling=Sampling(**sampling), num_draft_tokens=2, max_tokens=3, seed=seed
+            pair,
+            prompt,
+            verifier=verifier,
+            sampling=Sampling(**sampling),
+            num_draft_tokens=length,
+            max_tokens=3,
+            seed=seed,
         )
-        first, second = next(responses), next(responses)
+        one, two = next(responses), next(responses)
         responses.close()
-        counts[first.token, second.token] += 1
-        kinds.add((first.origin, second.origin))
-    assert kinds == {(a, b) for a in ("accepted", "corrected") for b in ("accepted", "corrected")}
+        counts[one.token, two.token] += 1
+        kinds.add((one.origin, two.origin))
+    verified = ("accepted", "corrected")
+    after = {"accepted": verified if length == 2 else ("bonus",), "corrected": verified}
+    assert kinds == {(a, b) for a in verified for b in after[a]}
     assert excess(counts.sum(1), joint.sum(1)) < 1
     assert excess(counts, joint) < 1

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from diversed_mlx import Cascade, Dynamic, EnsembleHead, Lenient, Lossless, Sampling, Static, stream_generate
-from diversed_mlx.text import Options, Response, answer
+from diversed_mlx.answer import Options, Response, answer
 
 WAITING_METHODS = (
     "tolist", "item", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__array__", "__dlpack__",

@@ -15,10 +15,10 @@ from tiny import END, LLAMA, MAMBA, random_weights, write_model
 
 import diversed_mlx
 from diversed_mlx import DiversedError, Lossless, Options, Pair, Response, Sampling, Static, load_pair
+from diversed_mlx.answer import answer
 from diversed_mlx.cache import Cache, WindowKVCache
 from diversed_mlx.context import Context
 from diversed_mlx.lm import LM
-from diversed_mlx.text import answer
 
 K = 3
 OPTIONS = Options(sampling=Sampling(temp=0), num_draft_tokens=K, max_tokens=20)
