@@ -25,8 +25,10 @@ help:  ## this list
 demo: $(VENV)/.use  ## the whole story on the embedded pair, offline
 	@$(RUN) examples/demo.py
 
-bench: $(VENV)/.use  ## measure, and print the table of the README
-	@$(RUN) benchmarks/bench.py
+DRAFT  ?= 1b
+TARGET ?= 8b
+bench: $(VENV)/.use  ## measure beside mlx-lm on DRAFT=... and TARGET=... (alias, folder or Hub id)
+	@$(RUN) benchmarks/bench.py --draft $(DRAFT) --target $(TARGET)
 
 setup: $(VENV)/.dev  ## the environment with everything the checks need
 

@@ -211,13 +211,15 @@ class Cache:
 
     def __init__(self, make_layers: Callable[[], list[Any]]):
         self._make_layers = make_layers
+        self.layers: list[Any]
+        self.offset: int
+        self._before: tuple[int, list[Any]] | None
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
-        self._before: tuple[int, list[Any]] | None = None
-        self.layers = self._make_layers()
-        self.offset = 0
+        layers = self._make_layers()
+        self.offset, self.layers, self._before = 0, layers, None
 
     @property
     def nbytes(self) -> int:

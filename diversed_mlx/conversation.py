@@ -84,8 +84,9 @@ class Conversation:
                 self.messages += [question, {"role": "assistant", "content": reply}]
 
     def reset(self) -> None:
-        """Forget every turn; the system prompt stays, and stays read."""
+        """Begin again: forget every turn. The system prompt stays, and stays read."""
         self.messages.clear()
+        self._turns = 0
 
 
 def chat_prompt(

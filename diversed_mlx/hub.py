@@ -24,7 +24,9 @@ PAIRS = (("gemma3-4b", "gemma3-12b", 10.5), ("1b", "8b", 5.3), ("qwen3-0.6b", "q
 
 
 def resolve(name: str) -> str:
-    """Turn an alias into a Hub id or a folder; any other name, or a local folder of that name, stays as it is.
+    """Turn an alias into a Hub id, and a folder into its full path, by which a head knows it again.
+
+    A local folder of an alias's name wins; any other name stays as it is.
 
     Args:
         name: an alias, a folder or a Hub id.
@@ -32,8 +34,8 @@ def resolve(name: str) -> str:
     Raises:
         DiversedError: an alias of the embedded pair in a build that has none.
     """
-    if Path(name).expanduser().is_dir():
-        return name
+    if (folder := Path(name).expanduser()).is_dir():
+        return str(folder.resolve())
     if name in EMBEDDED:
         folder = Path(__file__).parent / "tiny" / EMBEDDED[name]
         if not folder.is_dir():

@@ -148,13 +148,13 @@ class LM:
         # A foreign checkpoint can fail in any of these ways, and none of them is a bug of ours.
         except (
             OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, AssertionError, ImportError,
-            StrictDataclassError,
+            StrictDataclassError, SystemExit,
         ) as error:  # fmt: skip
             raise DiversedError(f"cannot load {source}: {_one_line(error)}") from error
         return cls(model, tokenizer, config, str(source))
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, KeyError):
         text = f"{text} is missing"

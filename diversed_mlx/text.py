@@ -49,7 +49,8 @@ class Detokenizer:
 
     A few tokens are decoded with their predecessors and without, and the difference is new: byte tokens, a
     tokenizer's own handling of leading spaces, and runs of ids that only decode together all come out as
-    `tokenizer.decode` of the whole list gives them, at a cost that does not grow with the list.
+    `tokenizer.decode` of the whole list gives them, at a cost that does not grow with the list. Only where a
+    tokenizer with byte fallback meets bytes that are no UTF-8 can a replacement character more or less come out.
 
     Args:
         tokenizer: any tokenizer with `decode`.
@@ -96,9 +97,10 @@ class StopStrings:
     def add(self, text: str) -> tuple[str, bool]:
         """Add text; return what is safe to hand out, and whether a stop string was reached."""
         self._held += text
-        found = [at for at in map(self._held.find, self._stop) if at >= 0]
+        # The match that ends first is the one that a reader of single characters finds: pieces make no difference.
+        found = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
-            return self._held[: min(found)], True
+            return self._held[: min(found)[1]], True
         keep = max((self._overlap(stop) for stop in self._stop), default=0)
         safe, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return safe, False

@@ -434,10 +434,6 @@ def test_an_interrupt_exits_with_130_and_no_traceback(checkpoints, monkeypatch):
     assert generate(checkpoints, "-p", "hi", code=130).stderr == LOSSLESS_NOTE + "\n"
 
 
-# Bugs that were found and not mended: each test is right and fails.
-
-
-@pytest.mark.xfail(reason="a head is bound to the words of --draft and --target, not to folders")
 def test_a_head_for_folders_of_the_same_relative_names_elsewhere_is_not_used(checkpoints, tmp_path, monkeypatch):
     save_head(tmp_path / "heads" / "gsm8k", -1e4, ("draft", "target"))  # as trained in another working folder
     for name in ("draft", "target"):
@@ -447,7 +443,6 @@ def test_a_head_for_folders_of_the_same_relative_names_elsewhere_is_not_used(che
     assert outcome.stderr.startswith(LOSSLESS_NOTE)
 
 
-@pytest.mark.xfail(reason="a head is bound to the words of --draft and --target, not to folders")
 def test_a_head_is_found_however_its_folders_are_written(checkpoints, tmp_path):
     save_head(tmp_path / "heads" / "gsm8k", -1e4, (str(checkpoints["draft"]), str(checkpoints["target"])))
     slashed = {name: f"{folder}/" for name, folder in checkpoints.items()}

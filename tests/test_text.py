@@ -227,6 +227,8 @@ def test_stop_strings_in_any_pieces_are_cut_exactly_and_never_leak(seed):
         (["xab", "c"], ["abc", "ab"], "x"),  # one that begins another is complete first
         (["xab", "c"], ["ab", "abc"], "x"),
         (["abab", "abc"], ["ababc"], "ab"),  # an overlap with itself
+        (["abcd"], ["abcd", "c"], "ab"),  # one inside another: the same in one piece
+        (["a", "b", "c", "d"], ["abcd", "c"], "ab"),  # and in four
         (["ab", "ac"], ["abab", "aac"], "abac"),  # none
         (["no", "ne"], [], "none"),
     ],
