@@ -1,6 +1,7 @@
 """`diversed chat` with scripted sessions on stdin: the whole transcript, and that it is what the library answers."""
 
 import re
+from unittest import mock
 
 import pytest
 from test_cli_generate import LOSSLESS_NOTE, figures, marked, run, save_head
@@ -235,12 +236,14 @@ def test_an_interrupt_in_any_forward_pass_leaves_a_session_like_a_cold_start(
             left = passes
         if left is not None:
             left -= 1
-        if left == -1 and moment == "before":
-            raise KeyboardInterrupt
-        out = forward(self, tokens, cache)
-        if left == -1:
-            raise KeyboardInterrupt
-        return out
+        if left != -1:
+            return forward(self, tokens, cache)
+        if moment == "inside":  # when the first layer has written to its cache and the others have not
+            with mock.patch("mlx_lm.models.llama.MLP.__call__", side_effect=KeyboardInterrupt):
+                forward(self, tokens, cache)
+        if moment == "after":
+            forward(self, tokens, cache)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(LM, "__call__", interrupted)
     outcome = chat(checkpoints, "hello, who is there?\nho\n", "-m", 30)

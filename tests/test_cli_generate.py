@@ -352,6 +352,21 @@ def test_a_head_for_another_pair_is_not_used_unasked(checkpoints, tmp_path):
     assert json.loads(outcome.stdout)["stats"]["mean_target_weight"] == 1
 
 
+def test_a_head_for_folders_of_the_same_relative_names_elsewhere_is_not_used(checkpoints, tmp_path, monkeypatch):
+    save_head(tmp_path / "heads" / "gsm8k", -1e4, ("draft", "target"))  # as trained in another working folder
+    for name in ("draft", "target"):
+        (tmp_path / name).symlink_to(checkpoints[name])
+    monkeypatch.chdir(tmp_path)
+    outcome = generate({"draft": "draft", "target": "target"}, "-p", "hi", "-m", 9, home=tmp_path)
+    assert outcome.stderr.startswith(LOSSLESS_NOTE)
+
+
+def test_a_head_is_found_however_its_folders_are_written(checkpoints, tmp_path):
+    save_head(tmp_path / "heads" / "gsm8k", -1e4, (str(checkpoints["draft"]), str(checkpoints["target"])))
+    slashed = {name: f"{folder}/" for name, folder in checkpoints.items()}
+    assert "verifying with the head" in generate(slashed, "-p", "hi", "-m", 9, home=tmp_path).stderr
+
+
 def test_another_verifier_does_not_look_for_a_head(checkpoints, tmp_path):
     save_head(tmp_path / "heads" / "gsm8k", -1e4, (str(checkpoints["draft"]), str(checkpoints["target"])))
     outcome = generate(checkpoints, "-p", "hi", "-m", 9, "--json", "--verifier", "lossless", home=tmp_path)
@@ -432,18 +447,3 @@ def test_an_interrupt_exits_with_130_and_no_traceback(checkpoints, monkeypatch):
 
     monkeypatch.setattr("diversed_mlx.cli.generate.show", interrupted)
     assert generate(checkpoints, "-p", "hi", code=130).stderr == LOSSLESS_NOTE + "\n"
-
-
-def test_a_head_for_folders_of_the_same_relative_names_elsewhere_is_not_used(checkpoints, tmp_path, monkeypatch):
-    save_head(tmp_path / "heads" / "gsm8k", -1e4, ("draft", "target"))  # as trained in another working folder
-    for name in ("draft", "target"):
-        (tmp_path / name).symlink_to(checkpoints[name])
-    monkeypatch.chdir(tmp_path)
-    outcome = generate({"draft": "draft", "target": "target"}, "-p", "hi", "-m", 9, home=tmp_path)
-    assert outcome.stderr.startswith(LOSSLESS_NOTE)
-
-
-def test_a_head_is_found_however_its_folders_are_written(checkpoints, tmp_path):
-    save_head(tmp_path / "heads" / "gsm8k", -1e4, (str(checkpoints["draft"]), str(checkpoints["target"])))
-    slashed = {name: f"{folder}/" for name, folder in checkpoints.items()}
-    assert "verifying with the head" in generate(slashed, "-p", "hi", "-m", 9, home=tmp_path).stderr
