@@ -74,7 +74,8 @@ class Sampling:
             if 0 < self.top_k < logits.shape[-1]:
                 logits = apply_top_k(logits, self.top_k)
         if self.temp not in (0, 1):
-            logits = logits / self.temp
+            # The largest logit becomes 0 first: divided by a tiny temperature it would be infinite.
+            logits = (logits - mx.max(logits, axis=-1, keepdims=True)) / self.temp
         return mx.softmax(logits, axis=-1)
 
 

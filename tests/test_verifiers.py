@@ -393,3 +393,8 @@ def test_the_ends_of_the_ranges_are_allowed(make):
     p, q = random_rows(0)
     accept = np.array(make()(evidence(p, q, drafted(q, 0))).accept)
     assert ((accept >= 0) & (accept <= 1)).all()
+
+
+def test_the_smallest_temperature_is_the_most_likely_token_and_no_nan():
+    probabilities = Sampling(temp=1e-38).probabilities(mx.array([[1.0, 20.0, 3.0]]))
+    assert probabilities.tolist() == [[0.0, 1.0, 0.0]]
