@@ -21,7 +21,7 @@ class Stats:
         accepted: how many of them were accepted.
         mean_target_weight: mean weight on the target where a drafted token was verified; None without any.
         prompt_tps: tokens of the prompt read a second.
-        generation_tps: tokens of the answer a second, from its first token on.
+        generation_tps: tokens a second after the first round, 0 if there was no other.
         peak_memory_gb: most memory that MLX held, in 10^9 bytes.
     """
 
@@ -55,7 +55,7 @@ class Meter:
         self._cached_tokens = cached_tokens
         self._began = time.perf_counter()
         self._first: float | None = None
-        self._generated = self._rounds = self._proposed = self._accepted = self._weighed = 0
+        self._generated = self._timed = self._rounds = self._proposed = self._accepted = self._weighed = 0
         self._weight = 0.0
 
     def begin_block(self) -> None:
@@ -67,6 +67,7 @@ class Meter:
     def count(self, block: Block, index: int) -> None:
         """Count one token of a block, and with the last accepted one the drafts that were rejected behind it."""
         self._generated += 1
+        self._timed += self._rounds > 1  # the first round's time belongs to the prompt, and so do its tokens
         origin, weight = block.origins[index], block.target_weights[index]
         if origin == "accepted":
             self._proposed += 1
@@ -81,7 +82,7 @@ class Meter:
         """The figures so far."""
         now = time.perf_counter()
         first = now if self._first is None else self._first
-        read = self._prompt_tokens - self._cached_tokens
+        read = 0 if self._first is None else self._prompt_tokens - self._cached_tokens
         return Stats(
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
@@ -91,6 +92,6 @@ class Meter:
             accepted=self._accepted,
             mean_target_weight=self._weight / self._weighed if self._weighed else None,
             prompt_tps=read / max(first - self._began, 1e-9),
-            generation_tps=self._generated / max(now - first, 1e-9),
+            generation_tps=self._timed / max(now - first, 1e-9),
             peak_memory_gb=mx.get_peak_memory() / 1e9,
         )
