@@ -17,8 +17,8 @@ PACKAGE = "diversed_mlx"
 # its own layer, so no cycle can form. A new unit gets its place here first.
 LAYERS = (
     ("errors",),
-    ("acceptance", "cache", "config", "draft_length", "head", "hub", "sampling"),
-    ("context", "memory", "verifiers"),
+    ("acceptance", "cache", "config", "draft_length", "head", "hub", "rewards", "sampling"),
+    ("context", "memory", "tasks", "verifiers"),
     ("lm",),
     ("pair",),
     ("heads",),

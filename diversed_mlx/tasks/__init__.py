@@ -1,0 +1,1 @@
+"""The tasks that heads are trained for and methods are measured on, one file each."""
