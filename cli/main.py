@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from diversed_mlx.cli.chat import chat
+from diversed_mlx.cli.demo import demo
 from diversed_mlx.cli.generate import generate
 from diversed_mlx.errors import DiversedError
 
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.command()(chat)
 app.command()(generate)
+app.command()(demo)
 
 
 @app.callback()

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from diversed_mlx.stats import Stats
 
 COLOURS = {"accepted": typer.colors.GREEN, "corrected": typer.colors.RED, "bonus": typer.colors.CYAN}
+# A model may say anything; what would move the cursor or ring the bell is shown as not printable.
+CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 MARKS = {"corrected": "[{}]", "bonus": "({})"}  # where there is no colour
 
 
@@ -36,6 +39,28 @@ def show(response: "Response", show_tokens: bool) -> None:
             text = MARKS.get(response.origin, "{}").format(text)
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def show_tokens(responses: "Sequence[Response]") -> Iterator[str]:
+    """Lay out an answer in lines, each followed by a strip of the weights its tokens were verified with.
+
+    A weight is a digit under each character of its token, from 0, the draft alone, to 9, the target alone.
+    """
+    text, strip = "", ""
+    for response in responses:
+        weight = response.target_weight
+        digit = " " if weight is None else str(min(9, int(10 * weight)))
+        for part in response.text.translate(CONTROLS).splitlines(keepends=True):
+            piece = part.rstrip("\n")
+            mark = "{}" if use_colour() or not piece else MARKS.get(response.origin, "{}")
+            marked = mark.format(piece)
+            text += typer.style(marked, fg=COLOURS.get(response.origin)) if use_colour() and marked else marked
+            strip += digit * len(marked)
+            if part != piece:
+                yield from (text, strip.rstrip())
+                text, strip = "", ""
+    if text:
+        yield from (text, strip.rstrip())
 
 
 def summary(stats: "Stats") -> str:

@@ -27,6 +27,7 @@ LAYERS = (
     ("stats", "text"),
     ("answer",),
     ("conversation",),
+    ("evaluation",),
     ("__init__",),
     ("cli",),
 )
