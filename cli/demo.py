@@ -1,4 +1,4 @@
-"""`diversed demo`: the whole story in under two minutes, offline, on the pair that ships with the package."""
+"""`diversed demo`: problems answered in each way and measured, offline, on the embedded pair."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diversed_mlx.cli.options import note
-from diversed_mlx.cli.printer import legend, show_tokens, use_colour
+from diversed_mlx.cli.options import Temp, note
+from diversed_mlx.cli.printer import legend, lines_with_weights, use_colour
 from diversed_mlx.errors import DiversedError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def demo(
     methods: Annotated[
         str, typer.Option(help="What is compared, by commas: none, lossless, static:W, lenient:L and so on.")
     ] = "none,lossless,static:0.95",
-    temp: Annotated[float, typer.Option(min=0.0, help="Temperature; 0 is greedy.")] = 1.0,
+    temp: Temp = 1.0,
     num_draft_tokens: Annotated[int, typer.Option(min=1, max=64, help="Tokens drafted a round.")] = 4,
     seed: Annotated[int, typer.Option(min=0, max=2**61, help="Makes a run repeatable, but for its times.")] = 0,
     json_file: Annotated[
@@ -83,7 +83,7 @@ def _tell(answers: "Sequence[Answer]", methods: list[str]) -> None:
             answer = told[method]
             verdict = "right" if answer.quality == 1 else "wrong"
             typer.echo(f"\n  {TITLES.get(method, method)} ({verdict}, {answer.stats.rounds} target passes)")
-            for line in show_tokens(answer.responses):
+            for line in lines_with_weights(answer.responses):
                 typer.echo(f"    {line}")
 
 

@@ -41,7 +41,7 @@ def show(response: "Response", show_tokens: bool) -> None:
     sys.stdout.flush()
 
 
-def show_tokens(responses: "Sequence[Response]") -> Iterator[str]:
+def lines_with_weights(responses: "Sequence[Response]") -> Iterator[str]:
     """Lay out an answer in lines, each followed by a strip of the weights its tokens were verified with.
 
     A weight is a digit under each character of its token, from 0, the draft alone, to 9, the target alone.

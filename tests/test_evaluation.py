@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from diversed_mlx import Cascade, DiversedError, Dynamic, EnsembleHead, Lenient, Lossless, Sampling, Static
 from diversed_mlx.answer import Response, stream_generate
 from diversed_mlx.cli.main import app
-from diversed_mlx.cli.printer import show_tokens
+from diversed_mlx.cli.printer import lines_with_weights
 from diversed_mlx.conversation import chat_prompt
 from diversed_mlx.evaluation.methods import make_verifier
 from diversed_mlx.evaluation.runner import Answer, bootstrap, run, summarise
@@ -143,7 +143,7 @@ def test_lines_carry_a_strip_of_weights():
         response("bonus", 1.0, text="\n"),
         response("plain", None, text="\x1b[2J\x07"),
     ]
-    assert list(show_tokens(responses)) == ["ab[c]", "00555", "[d]ef", "555 9", "\ufffd[2J\ufffd", ""]
+    assert list(lines_with_weights(responses)) == ["ab[c]", "00555", "[d]ef", "555 9", "\ufffd[2J\ufffd", ""]
 
 
 @pytest.fixture
@@ -189,3 +189,7 @@ def test_demo_refuses_with_one_line(embedded, arguments, message):
     assert done.exit_code == 1
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_demo_takes_no_infinite_temperature(embedded):
+    assert demo("--temp", "inf").exit_code == 2
