@@ -44,6 +44,16 @@ def resolve(name: str) -> str:
     return ALIASES.get(name, name)
 
 
+def short_name(source: str) -> str:
+    """Name a model as people do: the alias of an embedded one, else the source itself.
+
+    Args:
+        source: a folder or a Hub id, as `resolve` returns it.
+    """
+    folders = {str(Path(__file__).parent / "tiny" / folder): alias for alias, folder in EMBEDDED.items()}
+    return folders.get(source, source)
+
+
 def cached(source: str) -> Path | None:
     """Find a checkpoint on this machine, without the network.
 

@@ -5,6 +5,7 @@ the logits, because many architectures scale or cap them on the way. An architec
 this file looks is refused by name.
 """
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from huggingface_hub.errors import StrictDataclassError
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
@@ -22,7 +24,7 @@ from mlx_lm.utils import load_config, load_model, load_tokenizer
 from .cache import KV_GROUP_SIZE, Cache, rewindable
 from .config import faithful_config
 from .errors import DiversedError
-from .hub import locate
+from .hub import locate, short_name
 
 # Where the backbone is, by the names of mlx-lm's architectures. The first that exists is tried.
 BACKBONES = (("language_model", "model"), ("model",), ("transformer",), ("backbone",))
@@ -71,10 +73,22 @@ class LM:
             Hidden states after the final norm, shape (T, hidden_size), and logits, shape (T, logits_size).
         """
         cache.begin()
-        logits = self.model(tokens[None], cache=cache.layers)
-        hidden = self._take_hidden()
+        hidden, logits = self.batch(tokens[None], cache.layers)
         cache.commit(tokens.shape[0])
         return hidden[0], logits[0]
+
+    def batch(self, tokens: mx.array, layers: list) -> tuple[mx.array, mx.array]:
+        """Read tokens of several sequences at once.
+
+        Args:
+            tokens: ids, shape (B, T).
+            layers: mlx-lm's caches of the layers, for B sequences.
+
+        Returns:
+            Hidden states after the final norm, shape (B, T, hidden_size), and logits, shape (B, T, logits_size).
+        """
+        logits = self.model(tokens, cache=layers)
+        return self._take_hidden(), logits
 
     def make_cache(self, max_kv_size: int | None = None, kv_bits: int | None = None) -> Cache:
         """Make an empty cache for one sequence.
@@ -121,6 +135,18 @@ class LM:
         """Bytes of the weights."""
         return sum(cast(mx.array, array).nbytes for _, array in tree_flatten(self.model.parameters()))
 
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the norms and biases, by which a model is known again under another name.
+
+        They stay as they are when a checkpoint is quantised; rounding to bfloat16 makes the three float types alike.
+        """
+        digest = hashlib.sha256()
+        for name, array in sorted(cast(list[tuple[str, mx.array]], tree_flatten(self.model.parameters()))):
+            if array.ndim == 1:
+                digest.update(name.encode() + np.array(array.astype(mx.bfloat16).view(mx.uint16)).tobytes())
+        return digest.hexdigest()[:16]
+
     @classmethod
     def load(cls, source: str | Path, *, trust_remote_code: bool = False) -> "LM":
         """Load a model from a folder or from the Hub.
@@ -151,7 +177,7 @@ class LM:
             StrictDataclassError, SystemExit,
         ) as error:  # fmt: skip
             raise DiversedError(f"cannot load {source}: {_one_line(error)}") from error
-        return cls(model, tokenizer, config, str(source))
+        return cls(model, tokenizer, config, short_name(str(source)))
 
 
 def _one_line(error: BaseException) -> str:

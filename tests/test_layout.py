@@ -27,7 +27,7 @@ LAYERS = (
     ("stats", "text"),
     ("answer",),
     ("conversation",),
-    ("evaluation",),
+    ("evaluation", "training"),
     ("__init__",),
     ("cli",),
 )

@@ -1,0 +1,403 @@
+"""The loop: sample answers, judge them, move the head; measure it on held-out questions and keep the best.
+
+A step depends on the run's seed and its own number alone, so a run that was stopped goes on to the same result.
+This file does not print: it yields what happened.
+"""
+
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
+
+from ..conversation import chat_prompt
+from ..errors import DiversedError
+from ..head import EnsembleHead
+from ..pair import Pair
+from ..tasks.task import Example, Task
+from .machines import Machines
+from .objective import adapted_reg_scale, leave_one_out, policy_loss, rejection
+from .recipe import Recipe
+from .rollout import Rollouts, sample
+
+EMA = 0.9  # of what the running means of the reward keep at an update
+TOLERANCE = 0.015  # reward that the best head may be below the target's own where `max_quality_loss` is not given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A head on the held-out questions.
+
+    Args:
+        quality: mean reward.
+        acceptance_rate: mean of 1 - w TV(q, p) over the tokens of its answers.
+        mean_target_weight: mean w over them.
+    """
+
+    quality: float
+    acceptance_rate: float
+    mean_target_weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What one update did.
+
+    Args:
+        step: updates so far, from 1.
+        reward: mean over the answers of all machines.
+        acceptance_rate: mean of 1 - w TV(q, p) over their tokens.
+        mean_target_weight: mean w over them.
+        reg_scale: lambda of this update.
+        grad_norm: before clipping.
+        tokens: sampled, on all machines.
+        unjudged: answers without a reward, which were left out.
+        rollout_seconds: spent on sampling and judging.
+        update_seconds: spent on the gradient and the step.
+        kept_bytes: of the rollouts, on one machine.
+        measured: the head on the held-out questions, where it was measured after this update.
+    """
+
+    step: int
+    reward: float
+    acceptance_rate: float
+    mean_target_weight: float
+    reg_scale: float
+    grad_norm: float
+    tokens: int
+    unjudged: int
+    rollout_seconds: float
+    update_seconds: float
+    kept_bytes: int
+    measured: Measured | None = None
+
+
+@dataclass(kw_only=True)
+class Best:
+    """The head that is kept, and what was measured of it."""
+
+    step: int
+    measured: Measured
+    weights: dict[str, mx.array]
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """All that changes from update to update, beside the head's and the optimizer's tensors."""
+
+    step: int = 0
+    reg_scale: float
+    running_reward: float | None = None
+    reference: Measured | None = None
+    best: Best | None = None
+    history: list[Measured] = field(default_factory=list)
+
+
+class Trainer:
+    """Trains one head.
+
+    Args:
+        pair: the models; both stay as they are.
+        task: gives questions and judges answers.
+        recipe: every setting.
+        machines: who takes part.
+
+    Raises:
+        DiversedError: a pair without a draft, or a task with too few examples.
+    """
+
+    def __init__(self, pair: Pair, task: Task, recipe: Recipe, machines: Machines):
+        if pair.draft is None:
+            raise DiversedError("a head needs a draft: load the pair with one")
+        self.pair, self.task, self.recipe, self.machines = pair, task, recipe, machines
+        self.max_tokens = recipe.max_tokens or task.max_tokens
+        self.head = EnsembleHead(pair.draft.hidden_size, pair.target.hidden_size)
+        start = math.log(recipe.start_weight / (1 - recipe.start_weight)) / 2
+        self.head.summary.bias = mx.array([-start, start])
+        self.optimizer = _optimizer(recipe)
+        self.optimizer.init(self.head.trainable_parameters())
+        self.progress = Progress(reg_scale=recipe.reg_scale)
+        shots = task.examples("train", recipe.few_shot + recipe.prompts, recipe.seed)
+        self._shots, self._train = shots[: recipe.few_shot], shots[recipe.few_shot :]
+        self._held_out = task.examples("test", recipe.val_examples, recipe.seed) if recipe.val_examples else []
+
+    def steps(self) -> Iterator[Report]:
+        """Train until the last update.
+
+        Yields:
+            A report an update; the state is then whole and may be saved.
+
+        Raises:
+            DiversedError: no answer of an update could be judged, or the loss is no longer a number.
+        """
+        if self.progress.reference is None and self._held_out:
+            self.progress.reference = self._measure(strictness=math.inf)
+            self._keep(self._measure())
+        while self.progress.step < self.recipe.iters:
+            before = self.tensors(), dict(vars(self.progress))
+            try:
+                report = self._step()
+            except BaseException:
+                # An update that was interrupted halfway is undone, so that what is saved next is a whole one.
+                self._restore(before[0])
+                vars(self.progress).update(before[1])
+                raise
+            yield report
+
+    def _step(self) -> Report:
+        progress, recipe = self.progress, self.recipe
+        began = time.perf_counter()
+        rows, total = recipe.batch_size, recipe.batch_size * self.machines.size
+        mine = slice(self.machines.rank * rows, (self.machines.rank + 1) * rows)
+        examples = [self._train[i] for i in self._order(progress.step, total)[mine]]
+        key = mx.random.split(mx.random.key(recipe.seed), recipe.iters)[progress.step]
+        uniforms = mx.random.uniform(shape=(total, recipe.samples_per_prompt, self.max_tokens), key=key)[mine]
+        rollouts = self._sample(examples, recipe.samples_per_prompt, uniforms)
+        rewards = self._judge(rollouts, [e for e in examples for _ in range(recipe.samples_per_prompt)])
+        judged = ~mx.isnan(rewards)
+        logit = self._logit(rollouts)
+        kept, reward, tokens, rejected, weights = self._totals(
+            mx.sum(judged), mx.sum(mx.where(judged, rewards, 0.0)), mx.sum(rollouts.mask),
+            mx.sum(rollouts.mask * rejection(logit, rollouts.distance)), mx.sum(rollouts.mask * mx.sigmoid(logit)),
+        )  # fmt: skip
+        if not kept:
+            raise DiversedError(f"none of the {total * recipe.samples_per_prompt} answers could be judged")
+        reward /= kept
+        sampled = time.perf_counter()
+        grad_norm = self._update(rollouts, self._advantage(rewards), judged, kept)
+        updated = time.perf_counter()
+
+        running = progress.running_reward
+        progress.running_reward = reward if running is None else EMA * running + (1 - EMA) * reward
+        reg_scale = progress.reg_scale
+        if recipe.max_quality_loss is not None and progress.reference is not None:
+            floor = progress.reference.quality - recipe.max_quality_loss
+            progress.reg_scale = adapted_reg_scale(reg_scale, progress.running_reward, floor, recipe.reg_rate)
+        progress.step += 1
+        measured = None
+        if self._held_out and (progress.step % recipe.steps_per_eval == 0 or progress.step == recipe.iters):
+            measured = self._measure()
+            self._keep(measured)
+        return Report(
+            step=progress.step,
+            reward=reward,
+            acceptance_rate=1 - rejected / tokens,
+            mean_target_weight=weights / tokens,
+            reg_scale=reg_scale,
+            grad_norm=grad_norm,
+            tokens=int(tokens),
+            unjudged=int(total * recipe.samples_per_prompt - kept),
+            rollout_seconds=sampled - began,
+            update_seconds=updated - sampled,
+            kept_bytes=rollouts.nbytes,
+            measured=measured,
+        )
+
+    def _order(self, step: int, total: int) -> list[int]:
+        """Which training examples an update asks, on all machines together."""
+        order: list[int] = []
+        start = step * total
+        epoch, first = divmod(start, len(self._train))
+        while len(order) < first + total:
+            order += random.Random(f"{self.recipe.seed} {epoch}").sample(range(len(self._train)), len(self._train))
+            epoch += 1
+        return order[first : first + total]
+
+    def _sample(
+        self, examples: Sequence[Example], samples: int, uniforms: mx.array, strictness: float = 0.0
+    ) -> Rollouts:
+        return sample(
+            self.pair,
+            [self.prompt(example) for example in examples],
+            self.head,
+            samples=samples,
+            sampling=self.recipe.sampling,
+            max_tokens=self.max_tokens,
+            uniforms=uniforms.reshape(-1, self.max_tokens),
+            strictness=strictness,
+        )
+
+    def prompt(self, example: Example) -> list[int]:
+        """What the models read before they answer: the worked examples, then the question."""
+        turns = [
+            {"role": role, "content": text}
+            for shot in self._shots
+            for role, text in (("user", shot.question), ("assistant", shot.answer))
+        ]
+        prompt = chat_prompt(self.pair, [*turns, {"role": "user", "content": example.question}])
+        length = self.pair.context_length
+        if length is not None and len(prompt) + self.max_tokens > length:
+            raise DiversedError(
+                f"a prompt of {len(prompt)} tokens and an answer of {self.max_tokens} exceed the models' context of "
+                f"{length}: lower max_tokens or few_shot"
+            )
+        return prompt
+
+    def _judge(self, rollouts: Rollouts, examples: Sequence[Example]) -> mx.array:
+        """Rewards (N,), NaN where there is none."""
+        rewards = [self.task.reward(text, e) for text, e in zip(rollouts.texts(self.pair), examples, strict=True)]
+        return mx.array([math.nan if r is None or not math.isfinite(r) else r for r in rewards], mx.float32)
+
+    def _advantage(self, rewards: mx.array) -> mx.array:
+        match self.recipe.baseline:
+            case "loo":
+                return leave_one_out(rewards.reshape(-1, self.recipe.samples_per_prompt)).reshape(-1)
+            case "ema":
+                running = self.progress.running_reward
+                baseline = 0.0 if running is None else running
+            case _:
+                baseline = 0.0
+        return mx.where(mx.isnan(rewards), 0.0, rewards - baseline)
+
+    def _logit(self, rollouts: Rollouts) -> mx.array:
+        return self.head.logit(rollouts.draft_hidden, rollouts.target_hidden)[..., 0]  # (N, T)
+
+    def _update(self, rollouts: Rollouts, advantage: mx.array, judged: mx.array, kept: float) -> float:
+        """Move the head; an answer that was not judged takes no part at all."""
+        mask = rollouts.mask * judged[:, None]
+
+        def loss(head: EnsembleHead) -> mx.array:
+            logit = head.logit(rollouts.draft_hidden, rollouts.target_hidden)[..., 0]
+            sampled = rollouts.log_mixture if self.recipe.reuse > 1 else None
+            return policy_loss(
+                logit, rollouts.p, rollouts.q, rollouts.distance, mask, advantage, self.progress.reg_scale,
+                sampled, self.recipe.clip,
+            )  # fmt: skip
+
+        norm = 0.0
+        for _ in range(self.recipe.reuse):
+            _, gradients = nn.value_and_grad(self.head, loss)(self.head)
+            names, local = zip(*cast(list[tuple[str, mx.array]], tree_flatten(gradients)), strict=True)
+            summed = [array / kept for array in self.machines.total(list(local))]
+            gradients, squared = optim.clip_grad_norm(
+                tree_unflatten(list(zip(names, summed, strict=True))), self.recipe.grad_clip
+            )
+            norm = cast(float, mx.array(squared).item())
+            if not math.isfinite(norm):
+                raise DiversedError("the gradient is not a number: the head is as it was; lower learning_rate")
+            self.optimizer.update(self.head, cast(dict, gradients))
+            mx.eval(self.head.parameters(), self.optimizer.state)
+        return norm
+
+    def _measure(self, strictness: float = 0.0) -> Measured:
+        """Ask the held-out questions, one answer each, the same draws each time."""
+        step = self.recipe.batch_size * self.recipe.samples_per_prompt
+        sums = [0.0] * 4
+        rank, size = self.machines.rank, self.machines.size
+        uniforms = mx.random.uniform(
+            shape=(len(self._held_out), 1, self.max_tokens), key=mx.random.key(self.recipe.seed + 2**32)
+        )
+        mine = list(range(rank, len(self._held_out), size))
+        for start in range(0, len(mine), step):
+            rows = mine[start : start + step]
+            examples = [self._held_out[i] for i in rows]
+            rollouts = self._sample(examples, 1, uniforms[mx.array(rows)], strictness)
+            rewards = self._judge(rollouts, examples)
+            logit = self._logit(rollouts) + strictness
+            parts = (
+                mx.sum(mx.where(mx.isnan(rewards), 0.0, rewards)), mx.sum(rollouts.mask),
+                mx.sum(rollouts.mask * rejection(logit, rollouts.distance)), mx.sum(rollouts.mask * mx.sigmoid(logit)),
+            )  # fmt: skip
+            sums = [s + cast(float, part.item()) for s, part in zip(sums, parts, strict=True)]
+        reward, tokens, rejected, weights = self._totals(*map(mx.array, sums))
+        return Measured(
+            quality=reward / len(self._held_out),
+            acceptance_rate=1 - rejected / tokens,
+            mean_target_weight=weights / tokens,
+        )
+
+    def _keep(self, measured: Measured) -> None:
+        """Keep the head if it is the best: of those whose reward holds, the one whose drafts stand most often.
+
+        The reward holds if it is at most `max_quality_loss` below the target's own. Until one holds, the head with the
+        highest reward is kept.
+        """
+        self.progress.history = [*self.progress.history, measured]
+        best = self.progress.best
+        if best is None or self._rank(measured) > self._rank(best.measured):
+            weights = {
+                name: mx.array(a) for name, a in cast(list[tuple[str, mx.array]], tree_flatten(self.head.parameters()))
+            }
+            self.progress.best = Best(step=self.progress.step, measured=measured, weights=weights)
+
+    def _rank(self, measured: Measured) -> tuple[bool, float]:
+        reference, loss = self.progress.reference, self.recipe.max_quality_loss
+        assert reference is not None
+        holds = measured.quality >= reference.quality - (TOLERANCE if loss is None else loss)
+        return holds, measured.acceptance_rate if holds else measured.quality
+
+    def _totals(self, *values: mx.array) -> list[float]:
+        sums = self.machines.total([value.astype(mx.float32).reshape(1) for value in values])
+        return cast(list[float], mx.concatenate(sums).tolist())
+
+    def best_head(self) -> EnsembleHead:
+        """The head to use: the best measured one, or the last where nothing is measured."""
+        head = EnsembleHead(self.head.draft_size, self.head.target_size)
+        best = self.progress.best
+        weights = best.weights if best is not None else dict(tree_flatten(self.head.parameters()))
+        head.update(tree_unflatten(list(weights.items())))
+        return head
+
+    def tensors(self) -> dict[str, mx.array]:
+        """Everything to go on from, the numbers apart: head, optimizer and best head."""
+        state: dict[str, Any] = {"head": self.head.parameters(), "optimizer": self.optimizer.state}
+        if self.progress.best is not None:
+            state["best"] = {name.replace(".", "/"): array for name, array in self.progress.best.weights.items()}
+        return dict(tree_flatten(tree_map(mx.array, state)))
+
+    def facts(self) -> dict:
+        """The numbers to go on from, as JSON writes them."""
+        progress = self.progress
+        best = progress.best
+        return {
+            "step": progress.step,
+            "reg_scale": progress.reg_scale,
+            "running_reward": progress.running_reward,
+            "reference": progress.reference and asdict(progress.reference),
+            "best": best and {"step": best.step, "measured": asdict(best.measured)},
+            "history": [asdict(measured) for measured in progress.history],
+            "machines": self.machines.size,
+        }
+
+    def go_on(self, tensors: dict[str, mx.array], facts: dict) -> None:
+        """Continue from what `tensors` and `facts` gave.
+
+        Raises:
+            DiversedError: a run of another number of machines.
+        """
+        if facts["machines"] != self.machines.size:
+            raise DiversedError(
+                f"this run was on {facts['machines']} machines and there are {self.machines.size}: "
+                f"go on with as many as before"
+            )
+        self._restore(tensors)
+        reference, best = facts["reference"], facts["best"]
+        weights = {name[5:].replace("/", "."): a for name, a in tensors.items() if name.startswith("best.")}
+        self.progress = Progress(
+            step=facts["step"],
+            reg_scale=facts["reg_scale"],
+            running_reward=facts["running_reward"],
+            reference=reference and Measured(**reference),
+            best=best and Best(step=best["step"], measured=Measured(**best["measured"]), weights=weights),
+            history=[Measured(**measured) for measured in facts["history"]],
+        )
+
+    def _restore(self, tensors: dict[str, mx.array]) -> None:
+        state = cast(dict, tree_unflatten([(k, v) for k, v in tensors.items() if not k.startswith("best.")]))
+        self.head.update(state["head"])
+        self.optimizer.state = state["optimizer"]
+
+
+def _optimizer(recipe: Recipe) -> optim.Optimizer:
+    updates = recipe.iters * recipe.reuse
+    warm_up = max(1, updates // 10)
+    peak = recipe.learning_rate
+    warm = optim.linear_schedule(peak / warm_up, peak, warm_up)
+    decay = optim.cosine_decay(peak, max(1, updates - warm_up), peak / 10)
+    return optim.AdamW(optim.join_schedules([warm, decay], [warm_up]), weight_decay=0.0)
