@@ -23,7 +23,7 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.use  ## the whole story on the embedded pair, offline
-	@$(RUN) examples/demo.py
+	@$(RUN) -m diversed_mlx.cli.main demo
 
 DRAFT  ?= 1b
 TARGET ?= 8b

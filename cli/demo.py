@@ -9,21 +9,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diversed_mlx.cli.options import Temp, note
-from diversed_mlx.cli.printer import legend, lines_with_weights, use_colour
+from diversed_mlx.cli.printer import heat_scale, legend, lines_with_weights, use_colour
 from diversed_mlx.errors import DiversedError
 
 if TYPE_CHECKING:
     from diversed_mlx.evaluation.runner import Answer, Row
 
 TOLD = 2  # problems whose answers are printed
-TITLES = {"none": "target alone", "lossless": "lossless"}
+TITLES = {"none": "target alone", "draft": "draft alone"}
 
 
 def demo(
     n_examples: Annotated[int, typer.Option(min=2, help="Problems that are measured.")] = 12,
     methods: Annotated[
-        str, typer.Option(help="What is compared, by commas: none, lossless, static:W, lenient:L and so on.")
-    ] = "none,lossless,static:0.95",
+        str,
+        typer.Option(
+            help="What is compared, by commas: none, draft, lossless, static:W, dynamic[:S], lenient:L, cascade-opt:A, "
+            "cascade-token:A."
+        ),
+    ] = "none,lossless,static:0.95,dynamic",
+    head: Annotated[
+        str | None,
+        typer.Option(help="Head of the dynamic method.", show_default="yours for this pair, else the one that ships"),
+    ] = None,
     temp: Temp = 1.0,
     num_draft_tokens: Annotated[int, typer.Option(min=1, max=64, help="Tokens drafted a round.")] = 4,
     seed: Annotated[int, typer.Option(min=0, max=2**61, help="Makes a run repeatable, but for its times.")] = 0,
@@ -34,36 +42,39 @@ def demo(
     """Answer word problems with the embedded pair, side by side, and measure each way."""
     from tqdm import tqdm
 
-    from diversed_mlx.evaluation.methods import make_verifier
+    from diversed_mlx.evaluation.methods import make_method
     from diversed_mlx.evaluation.runner import run, summarise
+    from diversed_mlx.heads import find_head, load_head
     from diversed_mlx.pair import load_pair
     from diversed_mlx.sampling import Sampling
     from diversed_mlx.tasks.arithmetic import Arithmetic
 
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise DiversedError(f"cannot write {json_file}: its folder does not exist")
-    verifiers = {method: make_verifier(method) for method in methods.split(",")}
     pair = load_pair(target="tiny-target", draft="tiny-draft")
+    found = head or find_head(pair, "arithmetic")
+    trained = load_head(found, pair) if found is not None else None
+    compared = {method: make_method(method, pair, trained) for method in methods.split(",")}
     task = Arithmetic()
     answers: list[Answer] = []
     results = run(
         pair,
         task,
         task.examples("test", n_examples, seed),
-        verifiers,
+        compared,
         sampling=Sampling(temp=temp),
         num_draft_tokens=num_draft_tokens,
         seed=seed,
     )
     typer.echo("A small draft proposes, a larger target checks: how strictly is the question.")
-    typer.echo(legend() + "; below them the weight on the target, from 0 to 9")
-    progress = tqdm(total=n_examples * len(verifiers), unit="answer", leave=False)
+    typer.echo(f"{legend()}; under them the weight on the target, {heat_scale()}")
+    progress = tqdm(total=n_examples * len(compared), unit="answer", leave=False)
     for answer in results:
         answers.append(answer)
         progress.update()
-        if len(answers) == TOLD * len(verifiers):
+        if len(answers) == TOLD * len(compared):
             progress.clear()
-            _tell(answers, list(verifiers))
+            _tell(answers, list(compared))
     progress.close()
     rows = summarise(answers)
     _table(rows, n_examples)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 COLOURS = {"accepted": typer.colors.GREEN, "corrected": typer.colors.RED, "bonus": typer.colors.CYAN}
 # A model may say anything; what would move the cursor or ring the bell is shown as not printable.
 CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+HEAT = (17, 18, 19, 55, 54, 90, 89, 125, 124, 160)  # of the 256 colours: blue, violet, red; white is legible on all
 MARKS = {"corrected": "[{}]", "bonus": "({})"}  # where there is no colour
 
 
@@ -41,26 +42,40 @@ def show(response: "Response", show_tokens: bool) -> None:
     sys.stdout.flush()
 
 
-def lines_with_weights(responses: "Sequence[Response]") -> Iterator[str]:
-    """Lay out an answer in lines, each followed by a strip of the weights its tokens were verified with.
+def heat_scale() -> str:
+    """What the strip under an answer means."""
+    if use_colour():
+        return "".join(_heat(str(digit), digit) for digit in range(10)) + " from the draft alone to the target alone"
+    return "0 for the draft alone to 9 for the target alone"
 
-    A weight is a digit under each character of its token, from 0, the draft alone, to 9, the target alone.
+
+def lines_with_weights(responses: "Sequence[Response]") -> Iterator[str]:
+    """Lay out an answer in lines, each followed by a heat strip of the weights its tokens were verified with.
+
+    A weight is a digit under each character of its token, from 0, the draft alone, to 9, the target alone; on a
+    terminal with colours the digit stands on a cell that goes from blue to red.
     """
     text, strip = "", ""
     for response in responses:
         weight = response.target_weight
-        digit = " " if weight is None else str(min(9, int(10 * weight)))
+        digit = None if weight is None else min(9, int(10 * weight))
         for part in response.text.translate(CONTROLS).splitlines(keepends=True):
             piece = part.rstrip("\n")
             mark = "{}" if use_colour() or not piece else MARKS.get(response.origin, "{}")
             marked = mark.format(piece)
             text += typer.style(marked, fg=COLOURS.get(response.origin)) if use_colour() and marked else marked
-            strip += digit * len(marked)
+            cells = " " if digit is None else str(digit)
+            cells *= len(marked)
+            strip += _heat(cells, digit) if use_colour() and digit is not None and cells else cells
             if part != piece:
                 yield from (text, strip.rstrip())
                 text, strip = "", ""
     if text:
         yield from (text, strip.rstrip())
+
+
+def _heat(text: str, digit: int) -> str:
+    return typer.style(text, fg=231, bg=HEAT[digit])
 
 
 def summary(stats: "Stats") -> str:

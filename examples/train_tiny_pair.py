@@ -215,7 +215,7 @@ def write_checkpoint(folder: Path, recipe: Recipe, tokenizer: Tokenizer, model: 
 
 
 def make_optimizer(recipe: Recipe) -> optim.MultiOptimizer:
-    """Muon for the matrices of the layers, for it learns to calculate in fewer steps than AdamW, which does the rest."""
+    """Muon for the matrices of the layers, for it learns to calculate in fewer steps than AdamW; AdamW for the rest."""
     warm_up = max(1, recipe.steps // 25)
 
     def schedule(peak: float):

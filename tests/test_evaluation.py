@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from diversed_mlx import Cascade, DiversedError, Dynamic, EnsembleHead, Lenient, Lossless, Sampling, Static
+from diversed_mlx import Cascade, DiversedError, Dynamic, EnsembleHead, Lenient, Lossless, Pair, Sampling, Static
 from diversed_mlx.answer import Response, stream_generate
 from diversed_mlx.cli.main import app
 from diversed_mlx.cli.printer import lines_with_weights
 from diversed_mlx.conversation import chat_prompt
-from diversed_mlx.evaluation.methods import make_verifier
+from diversed_mlx.evaluation.methods import make_method, make_verifier
 from diversed_mlx.evaluation.runner import Answer, bootstrap, run, summarise
 from diversed_mlx.stats import Stats
 from diversed_mlx.tasks.task import Example
@@ -65,7 +65,7 @@ def test_no_other_name_means_anything(name):
 
 def answers_of(pair, n):
     task = Vowels()
-    methods = {name: make_verifier(name) for name in NAMES}
+    methods = {name: make_method(name, pair) for name in NAMES}
     return list(run(pair, task, task.examples("test", n), methods, sampling=Sampling(), num_draft_tokens=3, seed=5))
 
 
@@ -79,6 +79,18 @@ def test_methods_take_turns_and_answer_as_the_library_does(pair):
         )
         assert [r.token for r in a.responses] == [r.token for r in alone]
         assert a.quality == Vowels().reward(a.text, a.example)
+
+
+def test_the_draft_alone_is_the_draft_alone(pair):
+    task = Vowels()
+    examples = task.examples("test", 2)
+    methods = {"draft": make_method("draft", pair)}
+    for i, a in enumerate(run(pair, task, examples, methods, sampling=Sampling(), num_draft_tokens=3, seed=5)):
+        prompt = chat_prompt(pair, [{"role": "user", "content": f"question {i}"}])
+        alone = stream_generate(Pair(pair.draft), prompt, verifier=None, max_tokens=12, seed=5 + i)
+        assert [r.token for r in a.responses] == [r.token for r in alone]
+    with pytest.raises(DiversedError, match="needs a pair with a draft"):
+        make_method("draft", Pair(pair.target))
 
 
 def response(origin="plain", weight=None, stats=None, text="x"):
@@ -160,7 +172,18 @@ def demo(*arguments):
 
 
 def test_demo_tells_measures_and_writes(embedded):
-    done = demo("--json", "out.json", "--temp", "0.5", "--num-draft-tokens", "3", "--seed", "7")
+    done = demo(
+        "--methods",
+        "none,lossless,static:0.95",
+        "--json",
+        "out.json",
+        "--temp",
+        "0.5",
+        "--num-draft-tokens",
+        "3",
+        "--seed",
+        "7",
+    )
     assert done.exit_code == 0, done.output
     assert done.stdout.count("target passes)") == 2 * 3
     assert "\x1b" not in done.stdout
@@ -181,6 +204,7 @@ def test_demo_tells_measures_and_writes(embedded):
     [
         (["--methods", "none,best"], "best is no method"),
         (["--methods", "dynamic"], "needs a trained head"),
+        (["--methods", "none", "--head", "nowhere"], "no head nowhere"),
         (["--json", "nowhere/out.json"], "its folder does not exist"),
     ],
 )

@@ -16,7 +16,7 @@ from ..pair import Pair
 from ..sampling import Sampling
 from ..stats import Stats
 from ..tasks.task import Example, Task
-from ..verifiers import Verifier
+from .methods import Method
 
 RESAMPLES = 2000  # of the bootstrap
 Interval = tuple[float, float]
@@ -57,7 +57,7 @@ def run(
     pair: Pair,
     task: Task,
     examples: Sequence[Example],
-    methods: Mapping[str, Verifier | None],
+    methods: Mapping[str, Method],
     *,
     sampling: Sampling,
     num_draft_tokens: int,
@@ -66,10 +66,10 @@ def run(
     """Answer every example with every method.
 
     Args:
-        pair: the models.
+        pair: its chat template makes the prompts.
         task: judges the answers.
-        examples: what is asked, each through the chat template.
-        methods: verifiers by name; the order in which they take turns changes from example to example.
+        examples: what is asked.
+        methods: by name; the order in which they take turns changes from example to example.
         sampling: how tokens are chosen.
         num_draft_tokens: K.
         seed: of the first example; the next ones count up.
@@ -82,8 +82,9 @@ def run(
         prompt = chat_prompt(pair, [{"role": "user", "content": example.question}])
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
+            method = methods[name]
             options = Options(
-                verifier=methods[name],
+                verifier=method.verifier,
                 sampling=sampling,
                 num_draft_tokens=num_draft_tokens,
                 max_tokens=task.max_tokens,
@@ -91,7 +92,7 @@ def run(
             )
             mx.reset_peak_memory()
             began = time.perf_counter()
-            responses = list(answer(pair, pair.make_context(), prompt, options))
+            responses = list(answer(method.pair, method.pair.make_context(), prompt, options))
             seconds = time.perf_counter() - began
             text = "".join(response.text for response in responses)
             yield Answer(
