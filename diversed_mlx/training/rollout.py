@@ -6,6 +6,7 @@ q(x), TV(q, p) and the mask: nothing as wide as the vocabulary. This file knows 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -19,7 +20,7 @@ from ..pair import Pair
 from ..sampling import Sampling
 from .objective import log_mixture
 
-LOOK_EVERY = 8  # tokens between two looks at whether every answer has ended
+LOOK_EVERY = 8  # tokens between two looks at which answers have ended
 READ_STEP = 512  # prompt tokens read at a time
 
 
@@ -92,30 +93,52 @@ def sample(
     assert draft is not None
     target_layers = _read_prompts(pair.target, prompts, samples)
     draft_layers = _read_prompts(draft, prompts, samples)
-    token = mx.array([prompt[-1] for prompt in prompts for _ in range(samples)])  # (N,)
+    token = mx.array([prompt[-1] for prompt in prompts for _ in range(samples)])  # (R,)
     stops = mx.array(sorted(pair.stop_tokens), token.dtype)
-    alive = mx.ones(token.shape)  # (N,) 1 until the stop token was drawn
+    rows = mx.arange(len(token))  # (R,) which answers are still being written
+    alive = mx.ones(token.shape)  # (R,) 1 until the stop token was drawn
     columns: list[tuple[mx.array, ...]] = []
+    stretches: list[tuple[mx.array, list[mx.array]]] = []
     for step in range(max_tokens):
         draft_hidden, draft_logits = draft.batch(token[:, None], draft_layers)
         target_hidden, target_logits = pair.target.batch(token[:, None], target_layers)
-        q = sampling.probabilities(pair.shared_logits(draft_logits[:, -1]))  # (N, V)
-        p = sampling.probabilities(pair.shared_logits(target_logits[:, -1]))  # (N, V)
+        q = sampling.probabilities(pair.shared_logits(draft_logits[:, -1]))  # (R, V)
+        p = sampling.probabilities(pair.shared_logits(target_logits[:, -1]))  # (R, V)
         draft_hidden, target_hidden = draft_hidden[:, -1], target_hidden[:, -1]
-        logit = head.logit(draft_hidden, target_hidden)[..., 0] + strictness  # (N,)
+        logit = head.logit(draft_hidden, target_hidden)[..., 0] + strictness  # (R,)
         weight = mx.sigmoid(logit)[:, None]
-        token = draw(weight * p + (1 - weight) * q, uniforms[:, step])  # (N,)
+        token = draw(weight * p + (1 - weight) * q, uniforms[rows, step])  # (R,)
         p_x, q_x = (mx.take_along_axis(x, token[:, None], axis=-1)[:, 0] for x in (p, q))
         distance = 0.5 * mx.sum(mx.abs(p - q), axis=-1)
         columns.append((token, alive, draft_hidden, target_hidden, p_x, q_x, distance, log_mixture(logit, p_x, q_x)))
         alive = alive * ~mx.any(token[:, None] == stops[None], axis=-1)
         mx.async_eval(alive, columns[-1])
-        if step % LOOK_EVERY == LOOK_EVERY - 1 and not mx.any(alive).item():
-            break
-    kept = [mx.stack(list(arrays), axis=1) for arrays in zip(*columns, strict=True)]
-    mx.eval(kept)
+        if step % LOOK_EVERY == LOOK_EVERY - 1 or step == max_tokens - 1:
+            # What has ended is dropped: the models then read only what is still being written.
+            stretches.append((rows, [mx.stack(list(arrays), axis=1) for arrays in zip(*columns, strict=True)]))
+            columns = []
+            live = mx.array([i for i, lives in enumerate(cast(list[float], alive.tolist())) if lives], mx.int32)
+            if not live.size:
+                break
+            if live.size < rows.size:
+                rows, token, alive = rows[live], token[live], alive[live]
+                for layer in (*target_layers, *draft_layers):
+                    layer.filter(live)
+    return _side_by_side(stretches, len(prompts) * samples)
+
+
+def _side_by_side(stretches: list[tuple[mx.array, list[mx.array]]], n: int) -> Rollouts:
+    """Lay the stretches of the answers that were still being written next to each other, zeros where none was."""
     names = ("tokens", "mask", "draft_hidden", "target_hidden", "p", "q", "distance", "log_mixture")
-    return Rollouts(**dict(zip(names, kept, strict=True)))
+    whole: dict[str, list[mx.array]] = {name: [] for name in names}
+    for rows, arrays in stretches:
+        for name, array in zip(names, arrays, strict=True):
+            full = mx.zeros((n, *array.shape[1:]), array.dtype)
+            full[rows] = array
+            whole[name].append(full)
+    kept = {name: mx.concatenate(parts, axis=1) for name, parts in whole.items()}
+    mx.eval(kept)
+    return Rollouts(**kept)
 
 
 def _read_prompts(lm: LM, prompts: Sequence[Sequence[int]], samples: int) -> list:
