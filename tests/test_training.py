@@ -11,6 +11,7 @@ from tiny import END
 from diversed_mlx import DiversedError, EnsembleHead, Sampling, load_head
 from diversed_mlx.tasks.task import Example
 from diversed_mlx.training.machines import Machines
+from diversed_mlx.training.progress import Measured
 from diversed_mlx.training.recipe import Recipe
 from diversed_mlx.training.rollout import sample
 from diversed_mlx.training.run import Run, read_metrics
@@ -232,8 +233,6 @@ def test_another_recipe_does_not_go_on(pair, tmp_path):
 
 
 def test_the_kept_head_is_the_one_with_the_most_acceptance_among_those_whose_reward_holds(pair):
-    from diversed_mlx.training.trainer import Measured
-
     trainer = Trainer(pair, Toy(vowels), FULL, Machines.join())
     trainer.progress.reference = Measured(quality=0.9, acceptance_rate=0.5, mean_target_weight=1.0)
     for step, (quality, acceptance) in enumerate([(0.5, 0.9), (0.7, 0.8), (0.86, 0.6), (0.87, 0.7), (0.8, 0.99)]):

@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
@@ -23,26 +23,12 @@ from ..pair import Pair
 from ..tasks.task import Example, Task
 from .machines import Machines
 from .objective import adapted_reg_scale, leave_one_out, policy_loss, rejection
+from .progress import Best, Measured, Progress
 from .recipe import Recipe
 from .rollout import Rollouts, sample
 
 EMA = 0.9  # of what the running means of the reward keep at an update
 TOLERANCE = 0.015  # reward that the best head may be below the target's own where `max_quality_loss` is not given
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A head on the held-out questions.
-
-    Args:
-        quality: mean reward.
-        acceptance_rate: mean of 1 - w TV(q, p) over the tokens of its answers.
-        mean_target_weight: mean w over them.
-    """
-
-    quality: float
-    acceptance_rate: float
-    mean_target_weight: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,27 +62,6 @@ class Report:
     update_seconds: float
     kept_bytes: int
     measured: Measured | None = None
-
-
-@dataclass(kw_only=True)
-class Best:
-    """The head that is kept, and what was measured of it."""
-
-    step: int
-    measured: Measured
-    weights: dict[str, mx.array]
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """All that changes from update to update, beside the head's and the optimizer's tensors."""
-
-    step: int = 0
-    reg_scale: float
-    running_reward: float | None = None
-    reference: Measured | None = None
-    best: Best | None = None
-    history: list[Measured] = field(default_factory=list)
 
 
 class Trainer:
@@ -345,25 +310,15 @@ class Trainer:
         return head
 
     def tensors(self) -> dict[str, mx.array]:
-        """Everything to go on from, the numbers apart: head, optimizer and best head."""
+        """Every tensor to go on from: head, optimizer and best head."""
         state: dict[str, Any] = {"head": self.head.parameters(), "optimizer": self.optimizer.state}
-        if self.progress.best is not None:
-            state["best"] = {name.replace(".", "/"): array for name, array in self.progress.best.weights.items()}
-        return dict(tree_flatten(tree_map(mx.array, state)))
+        best = self.progress.best
+        kept = {f"best.{name}": array for name, array in best.weights.items()} if best is not None else {}
+        return dict(tree_flatten(tree_map(mx.array, state))) | kept
 
     def facts(self) -> dict:
-        """The numbers to go on from, as JSON writes them."""
-        progress = self.progress
-        best = progress.best
-        return {
-            "step": progress.step,
-            "reg_scale": progress.reg_scale,
-            "running_reward": progress.running_reward,
-            "reference": progress.reference and asdict(progress.reference),
-            "best": best and {"step": best.step, "measured": asdict(best.measured)},
-            "history": [asdict(measured) for measured in progress.history],
-            "machines": self.machines.size,
-        }
+        """Every number to go on from, as JSON writes them."""
+        return self.progress.to_json() | {"machines": self.machines.size}
 
     def go_on(self, tensors: dict[str, mx.array], facts: dict) -> None:
         """Continue from what `tensors` and `facts` gave.
@@ -377,16 +332,8 @@ class Trainer:
                 f"go on with as many as before"
             )
         self._restore(tensors)
-        reference, best = facts["reference"], facts["best"]
-        weights = {name[5:].replace("/", "."): a for name, a in tensors.items() if name.startswith("best.")}
-        self.progress = Progress(
-            step=facts["step"],
-            reg_scale=facts["reg_scale"],
-            running_reward=facts["running_reward"],
-            reference=reference and Measured(**reference),
-            best=best and Best(step=best["step"], measured=Measured(**best["measured"]), weights=weights),
-            history=[Measured(**measured) for measured in facts["history"]],
-        )
+        weights = {name.removeprefix("best."): a for name, a in tensors.items() if name.startswith("best.")}
+        self.progress = Progress.from_json(facts, weights)
 
     def _restore(self, tensors: dict[str, mx.array]) -> None:
         state = cast(dict, tree_unflatten([(k, v) for k, v in tensors.items() if not k.startswith("best.")]))
