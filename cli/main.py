@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from diversed_mlx.cli.chat import chat
 from diversed_mlx.cli.demo import demo
 from diversed_mlx.cli.generate import generate
+from diversed_mlx.cli.train import train
 from diversed_mlx.errors import DiversedError
 
 
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.command()(chat)
 app.command()(generate)
+app.command()(train)
 app.command()(demo)
 
 

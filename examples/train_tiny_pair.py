@@ -46,7 +46,7 @@ class Recipe:
     Args:
         layers: number of layers.
         width: of the hidden states; a head is 32 wide.
-        steps: updates.
+        steps: updates, rounded up to a multiple of GROUP.
         batch: sequences an update.
         learning_rate: AdamW's highest, for the embedding and the norms; Muon's, for the matrices of the layers, is 7
             times that.
@@ -247,7 +247,7 @@ def train(name: str, recipe: Recipe, tokenizer: Tokenizer, work: Path, output: P
         step = int(state["step"].item())
 
     value_and_gradients = nn.value_and_grad(model, loss)
-    with tqdm(total=recipe.steps, initial=step, desc=name, unit="step") as progress:
+    with tqdm(total=math.ceil(recipe.steps / GROUP) * GROUP, initial=step, desc=name, unit="step") as progress:
         for ids, places in batches(tokenizer, recipe, step):
             value, gradients = value_and_gradients(model, ids, places)
             gradients, _ = optim.clip_grad_norm(gradients, 1.0)

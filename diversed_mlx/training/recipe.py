@@ -12,17 +12,18 @@ class Recipe:
     """How a head is trained.
 
     Args:
-        iters: updates. Default 300.
+        iters: updates. Default 200.
         batch_size: prompts an update, over all machines. Default 8.
         samples_per_prompt: answers to each prompt. Default 4.
         learning_rate: AdamW's highest, after a linear warm-up over a tenth of the updates; then a cosine to a tenth.
-            Default 0.05, for hidden states of order 1 and a weight that must reach 0.998 where it matters.
+            Default 0.02, for hidden states of order 1 and a weight that must reach 0.998 where it matters.
         grad_clip: most that the norm of a gradient may be. Default 1.0.
-        reg_scale: lambda, the price of a rejected token; with `max_quality_loss` only where it starts. Default 0.003.
+        reg_scale: lambda, the price of a rejected token; with `max_quality_loss` only where it starts. Default 0.01.
         max_quality_loss: let lambda rise while the reward holds and fall when it drops by more than this below the
             target's own. Default None, lambda is fixed.
         reg_rate: change of log lambda an update for a whole unit of reward, with `max_quality_loss`. Default 0.5.
-        start_weight: weight on the target of the untrained head, in (0, 1). Default 0.95.
+        start_weight: weight on the target of the untrained head, in (0, 1): low enough that some answers go wrong, high
+            enough that most do not. Default 0.8.
         baseline: what a reward is compared with: the other answers to its prompt ("loo"), a running mean over updates
             ("ema"), or nothing ("none"). Default "loo".
         reuse: passes over the same answers; above 1 the policy ratio is clipped. Default 1.
@@ -33,7 +34,7 @@ class Recipe:
         top_p: nucleus of the answers. Default 1.0, off.
         min_p: least share of the most likely token. Default 0.0, off.
         top_k: most tokens to choose from. Default 0, off.
-        val_examples: held-out questions that the head is measured on. Default 64.
+        val_examples: held-out questions that the head is measured on. Default 128.
         steps_per_eval: updates between two measurements. Default 50.
         save_every: updates between two checkpoints. Default 10.
         few_shot: worked examples before each question. Default 0.
@@ -43,15 +44,15 @@ class Recipe:
         DiversedError: a value out of its range.
     """
 
-    iters: int = 300
+    iters: int = 200
     batch_size: int = 8
     samples_per_prompt: int = 4
-    learning_rate: float = 0.05
+    learning_rate: float = 0.02
     grad_clip: float = 1.0
-    reg_scale: float = 0.003
+    reg_scale: float = 0.01
     max_quality_loss: float | None = None
     reg_rate: float = 0.5
-    start_weight: float = 0.95
+    start_weight: float = 0.8
     baseline: Literal["loo", "ema", "none"] = "loo"
     reuse: int = 1
     clip: float = 0.2
@@ -61,7 +62,7 @@ class Recipe:
     top_p: float = 1.0
     min_p: float = 0.0
     top_k: int = 0
-    val_examples: int = 64
+    val_examples: int = 128
     steps_per_eval: int = 50
     save_every: int = 10
     few_shot: int = 0

@@ -85,6 +85,10 @@ class Run:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise DiversedError(f"cannot make the folder {self.folder}: {error.strerror}") from error
+        if trainer.progress.step == 0:
+            self.save()  # so that a run killed in its first update can go on, too
+            if leads:
+                self._cut_metrics(0)
         saved = trainer.progress.step
         try:
             for report in trainer.steps():
@@ -116,7 +120,7 @@ class Run:
     def _save_head(self) -> None:
         best, progress = self.trainer.progress.best, self.trainer.progress
         step = best.step if best is not None else progress.step
-        if step == self._kept:
+        if step == self._kept or (best is None and self.trainer.recipe.val_examples):
             return
         head = self.trainer.best_head()
         head.metadata.update(
