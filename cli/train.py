@@ -67,19 +67,19 @@ def train(
     prompts: Annotated[int | None, _whole(DATA, "Training questions that are used.", "400")] = None,
     few_shot: Annotated[int | None, _whole(DATA, "Worked examples before each question.", "0", 0)] = None,
     val_examples: Annotated[int | None, _whole(DATA, "Held-out questions to measure on.", "128", 0)] = None,
-    iters: Annotated[int | None, _whole(UPDATES, "Updates.", "200")] = None,
+    iters: Annotated[int | None, _whole(UPDATES, "Updates.", "150")] = None,
     batch_size: Annotated[int | None, _whole(UPDATES, "Prompts an update, on each machine.", "8")] = None,
     samples_per_prompt: Annotated[int | None, _whole(UPDATES, "Answers to each prompt.", "4")] = None,
-    learning_rate: Annotated[float | None, _real(UPDATES, "AdamW's highest.", "0.02")] = None,
+    learning_rate: Annotated[float | None, _real(UPDATES, "AdamW's highest.", "0.01")] = None,
     grad_clip: Annotated[float | None, _real(UPDATES, "Most that a gradient's norm may be.", "1")] = None,
     reuse: Annotated[int | None, _whole(UPDATES, "Passes over the same answers, clipped above 1.", "1")] = None,
     clip: Annotated[float | None, _real(UPDATES, "How far their ratio may go from 1.", "0.2")] = None,
-    reg_scale: Annotated[float | None, _real(REWARD, "λ, the price of a rejected token.", "0.01")] = None,
+    reg_scale: Annotated[float | None, _real(REWARD, "λ, the price of a rejected token.", "0.02")] = None,
     max_quality_loss: Annotated[
         float | None,
         _real(REWARD, "Adapt λ so that the reward stays this near the target's own, such as 0.01.", "λ is fixed"),
     ] = None,
-    reg_rate: Annotated[float | None, _real(REWARD, "How fast λ adapts.", "0.5")] = None,
+    reg_rate: Annotated[float | None, _real(REWARD, "How fast λ adapts.", "5")] = None,
     start_weight: Annotated[float | None, _real(REWARD, "Weight on the target at the start.", "0.8")] = None,
     baseline: Annotated[
         Baseline | None,
@@ -119,7 +119,7 @@ def train(
     steps_per_report: Annotated[
         int, typer.Option(min=1, help="Updates between two lines of figures.", rich_help_panel=FILES)
     ] = 10,
-    steps_per_eval: Annotated[int | None, _whole(FILES, "Updates between two measurements.", "50")] = None,
+    steps_per_eval: Annotated[int | None, _whole(FILES, "Updates between two measurements.", "30")] = None,
     save_every: Annotated[int | None, _whole(FILES, "Updates between two checkpoints.", "10")] = None,
 ) -> None:
     """Train an ensemble head for a pair on a task's reward."""

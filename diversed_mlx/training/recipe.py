@@ -12,16 +12,16 @@ class Recipe:
     """How a head is trained.
 
     Args:
-        iters: updates. Default 200.
+        iters: updates. Default 150.
         batch_size: prompts an update, over all machines. Default 8.
         samples_per_prompt: answers to each prompt. Default 4.
         learning_rate: AdamW's highest, after a linear warm-up over a tenth of the updates; then a cosine to a tenth.
-            Default 0.02, for hidden states of order 1 and a weight that must reach 0.998 where it matters.
+            Default 0.01, for hidden states of order 1 and a weight that must reach 0.998 where it matters.
         grad_clip: most that the norm of a gradient may be. Default 1.0.
-        reg_scale: lambda, the price of a rejected token; with `max_quality_loss` only where it starts. Default 0.01.
-        max_quality_loss: let lambda rise while the reward holds and fall when it drops by more than this below the
-            target's own. Default None, lambda is fixed.
-        reg_rate: change of log lambda an update for a whole unit of reward, with `max_quality_loss`. Default 0.5.
+        reg_scale: lambda, the price of a rejected token; with `max_quality_loss` only where it starts. Default 0.02.
+        max_quality_loss: after a fifth of the updates, let lambda rise while the reward holds and fall when it drops by
+            more than this below the target's own. Default None, lambda is fixed.
+        reg_rate: change of log lambda an update for a whole unit of reward, with `max_quality_loss`. Default 5.
         start_weight: weight on the target of the untrained head, in (0, 1): low enough that some answers go wrong, high
             enough that most do not. Default 0.8.
         baseline: what a reward is compared with: the other answers to its prompt ("loo"), a running mean over updates
@@ -35,7 +35,7 @@ class Recipe:
         min_p: least share of the most likely token. Default 0.0, off.
         top_k: most tokens to choose from. Default 0, off.
         val_examples: held-out questions that the head is measured on. Default 128.
-        steps_per_eval: updates between two measurements. Default 50.
+        steps_per_eval: updates between two measurements. Default 30.
         save_every: updates between two checkpoints. Default 10.
         few_shot: worked examples before each question. Default 0.
         seed: of the order of the prompts and of the answers. Default 0.
@@ -44,14 +44,14 @@ class Recipe:
         DiversedError: a value out of its range.
     """
 
-    iters: int = 200
+    iters: int = 150
     batch_size: int = 8
     samples_per_prompt: int = 4
-    learning_rate: float = 0.02
+    learning_rate: float = 0.01
     grad_clip: float = 1.0
-    reg_scale: float = 0.01
+    reg_scale: float = 0.02
     max_quality_loss: float | None = None
-    reg_rate: float = 0.5
+    reg_rate: float = 5.0
     start_weight: float = 0.8
     baseline: Literal["loo", "ema", "none"] = "loo"
     reuse: int = 1
@@ -63,7 +63,7 @@ class Recipe:
     min_p: float = 0.0
     top_k: int = 0
     val_examples: int = 128
-    steps_per_eval: int = 50
+    steps_per_eval: int = 30
     save_every: int = 10
     few_shot: int = 0
     seed: int = 0

@@ -27,6 +27,7 @@ from .progress import Best, Measured, Progress
 from .recipe import Recipe
 from .rollout import Rollouts, sample
 
+SETTLING = 0.2  # share of the updates in which lambda stays as it is
 EMA = 0.9  # of what the running means of the reward keep at an update
 TOLERANCE = 0.015  # reward that the best head may be below the target's own where `max_quality_loss` is not given
 
@@ -141,7 +142,8 @@ class Trainer:
         running = progress.running_reward
         progress.running_reward = reward if running is None else EMA * running + (1 - EMA) * reward
         reg_scale = progress.reg_scale
-        if recipe.max_quality_loss is not None and progress.reference is not None:
+        settled = progress.step >= SETTLING * recipe.iters  # until then the reward tells of the start, not of lambda
+        if recipe.max_quality_loss is not None and progress.reference is not None and settled:
             floor = progress.reference.quality - recipe.max_quality_loss
             progress.reg_scale = adapted_reg_scale(reg_scale, progress.running_reward, floor, recipe.reg_rate)
         progress.step += 1
