@@ -1,6 +1,7 @@
 """Shared pairs of tiny models, and the reasons for skipping what a machine cannot run."""
 
 import importlib.util
+import signal
 from pathlib import Path
 
 import mlx.core as mx
@@ -8,6 +9,10 @@ import pytest
 from tiny import GEMMA, LLAMA, adversary, random_weights, write_model
 
 from diversed_mlx import Pair, load_pair
+
+# A shell that starts the tests in the background has Ctrl-C ignored, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).parents[2] / "shared"
 
