@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from diversed_mlx.cli.chat import chat
+from diversed_mlx.cli.convert import app as convert
 from diversed_mlx.cli.demo import demo
 from diversed_mlx.cli.generate import generate
 from diversed_mlx.cli.train import train
@@ -40,6 +41,7 @@ app.command()(chat)
 app.command()(generate)
 app.command()(train)
 app.command()(demo)
+app.add_typer(convert, name="convert")
 
 
 @app.callback()
