@@ -66,6 +66,6 @@ $(VENV)/.use: pyproject.toml constraints.txt | $(PY)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(PY)
-	@echo "installing into $(VENV), with the tools and PyTorch (once, a few minutes)"
-	@$(PIP) -e ".[dev,torch$(BACKEND:%=,%)]"
+	@echo "installing into $(VENV), with the tools, PyTorch and matplotlib (once, a few minutes)"
+	@$(PIP) -e ".[dev,torch,plots$(BACKEND:%=,%)]"
 	@touch $@ $(VENV)/.use
