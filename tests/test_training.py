@@ -121,8 +121,8 @@ def test_infinite_strictness_samples_from_the_target(pair):
 
 def mean_weight(trainer):
     prompts = [trainer.prompt(example) for example in trainer.task.examples("train", TOY.prompts)]
-    kept = rollouts(trainer.pair, trainer.head, prompts, tokens=8, seed=9)
-    weights = trainer.head(kept.draft_hidden, kept.target_hidden)[..., 0]
+    kept = rollouts(trainer.pair, trainer.learner.head, prompts, tokens=8, seed=9)
+    weights = trainer.learner.head(kept.draft_hidden, kept.target_hidden)[..., 0]
     return (mx.sum(kept.mask * weights) / mx.sum(kept.mask)).item()
 
 

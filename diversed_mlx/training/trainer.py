@@ -9,20 +9,19 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
-import mlx.nn as nn
-import mlx.optimizers as optim
-from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 from ..conversation import chat_prompt
 from ..errors import DiversedError
 from ..head import EnsembleHead
 from ..pair import Pair
 from ..tasks.task import Example, Task
+from .learner import Learner
 from .machines import Machines
-from .objective import adapted_reg_scale, leave_one_out, policy_loss, rejection
+from .objective import adapted_reg_scale, leave_one_out, rejection
 from .progress import Best, Measured, Progress
 from .recipe import Recipe
 from .rollout import Rollouts, sample
@@ -83,11 +82,7 @@ class Trainer:
             raise DiversedError("a head needs a draft: load the pair with one")
         self.pair, self.task, self.recipe, self.machines = pair, task, recipe, machines
         self.max_tokens = recipe.max_tokens or task.max_tokens
-        self.head = EnsembleHead(pair.draft.hidden_size, pair.target.hidden_size)
-        start = math.log(recipe.start_weight / (1 - recipe.start_weight)) / 2
-        self.head.summary.bias = mx.array([-start, start])
-        self.optimizer = _optimizer(recipe)
-        self.optimizer.init(self.head.trainable_parameters())
+        self.learner = Learner(pair.draft.hidden_size, pair.target.hidden_size, recipe, machines)
         self.progress = Progress(reg_scale=recipe.reg_scale)
         shots = task.examples("train", recipe.few_shot + recipe.prompts, recipe.seed)
         self._shots, self._train = shots[: recipe.few_shot], shots[recipe.few_shot :]
@@ -106,12 +101,12 @@ class Trainer:
             self.progress.reference = self._measure(strictness=math.inf)
             self._keep(self._measure())
         while self.progress.step < self.recipe.iters:
-            before = self.tensors(), dict(vars(self.progress))
+            before = self.learner.tensors(), dict(vars(self.progress))
             try:
                 report = self._step()
             except BaseException:
                 # An update that was interrupted halfway is undone, so that what is saved next is a whole one.
-                self._restore(before[0])
+                self.learner.restore(before[0])
                 vars(self.progress).update(before[1])
                 raise
             yield report
@@ -127,7 +122,7 @@ class Trainer:
         rollouts = self._sample(examples, recipe.samples_per_prompt, uniforms)
         rewards = self._judge(rollouts, [e for e in examples for _ in range(recipe.samples_per_prompt)])
         judged = ~mx.isnan(rewards)
-        logit = self._logit(rollouts)
+        logit = self.learner.logit(rollouts)
         kept, reward, tokens, rejected, weights = self._totals(
             mx.sum(judged), mx.sum(mx.where(judged, rewards, 0.0)), mx.sum(rollouts.mask),
             mx.sum(rollouts.mask * rejection(logit, rollouts.distance)), mx.sum(rollouts.mask * mx.sigmoid(logit)),
@@ -136,7 +131,7 @@ class Trainer:
             raise DiversedError(f"none of the {total * recipe.samples_per_prompt} answers could be judged")
         reward /= kept
         sampled = time.perf_counter()
-        grad_norm = self._update(rollouts, self._advantage(rewards), judged, kept)
+        grad_norm = self.learner.update(rollouts, self._advantage(rewards), judged, kept, progress.reg_scale)
         updated = time.perf_counter()
 
         running = progress.running_reward
@@ -182,7 +177,7 @@ class Trainer:
         return sample(
             self.pair,
             [self.prompt(example) for example in examples],
-            self.head,
+            self.learner.head,
             samples=samples,
             sampling=self.recipe.sampling,
             max_tokens=self.max_tokens,
@@ -222,36 +217,6 @@ class Trainer:
                 baseline = 0.0
         return mx.where(mx.isnan(rewards), 0.0, rewards - baseline)
 
-    def _logit(self, rollouts: Rollouts) -> mx.array:
-        return self.head.logit(rollouts.draft_hidden, rollouts.target_hidden)[..., 0]  # (N, T)
-
-    def _update(self, rollouts: Rollouts, advantage: mx.array, judged: mx.array, kept: float) -> float:
-        """Move the head; an answer that was not judged takes no part at all."""
-        mask = rollouts.mask * judged[:, None]
-
-        def loss(head: EnsembleHead) -> mx.array:
-            logit = head.logit(rollouts.draft_hidden, rollouts.target_hidden)[..., 0]
-            sampled = rollouts.log_mixture if self.recipe.reuse > 1 else None
-            return policy_loss(
-                logit, rollouts.p, rollouts.q, rollouts.distance, mask, advantage, self.progress.reg_scale,
-                sampled, self.recipe.clip,
-            )  # fmt: skip
-
-        norm = 0.0
-        for _ in range(self.recipe.reuse):
-            _, gradients = nn.value_and_grad(self.head, loss)(self.head)
-            names, local = zip(*cast(list[tuple[str, mx.array]], tree_flatten(gradients)), strict=True)
-            summed = [array / kept for array in self.machines.total(list(local))]
-            gradients, squared = optim.clip_grad_norm(
-                tree_unflatten(list(zip(names, summed, strict=True))), self.recipe.grad_clip
-            )
-            norm = cast(float, mx.array(squared).item())
-            if not math.isfinite(norm):
-                raise DiversedError("the gradient is not a number: the head is as it was; lower learning_rate")
-            self.optimizer.update(self.head, cast(dict, gradients))
-            mx.eval(self.head.parameters(), self.optimizer.state)
-        return norm
-
     def _measure(self, strictness: float = 0.0) -> Measured:
         """Ask the held-out questions, one answer each, the same draws each time."""
         step = self.recipe.batch_size * self.recipe.samples_per_prompt
@@ -266,7 +231,7 @@ class Trainer:
             examples = [self._held_out[i] for i in rows]
             rollouts = self._sample(examples, 1, uniforms[mx.array(rows)], strictness)
             rewards = self._judge(rollouts, examples)
-            logit = self._logit(rollouts) + strictness
+            logit = self.learner.logit(rollouts) + strictness
             parts = (
                 mx.sum(mx.where(mx.isnan(rewards), 0.0, rewards)), mx.sum(rollouts.mask),
                 mx.sum(rollouts.mask * rejection(logit, rollouts.distance)), mx.sum(rollouts.mask * mx.sigmoid(logit)),
@@ -288,9 +253,7 @@ class Trainer:
         self.progress.history = [*self.progress.history, measured]
         best = self.progress.best
         if best is None or self._rank(measured) > self._rank(best.measured):
-            weights = {
-                name: mx.array(a) for name, a in cast(list[tuple[str, mx.array]], tree_flatten(self.head.parameters()))
-            }
+            weights = self._weights()
             self.progress.best = Best(step=self.progress.step, measured=measured, weights=weights)
 
     def _rank(self, measured: Measured) -> tuple[bool, float]:
@@ -305,18 +268,22 @@ class Trainer:
 
     def best_head(self) -> EnsembleHead:
         """The head to use: the best measured one, or the last where nothing is measured."""
-        head = EnsembleHead(self.head.draft_size, self.head.target_size)
-        best = self.progress.best
-        weights = best.weights if best is not None else dict(tree_flatten(self.head.parameters()))
+        trained, best = self.learner.head, self.progress.best
+        head = EnsembleHead(trained.draft_size, trained.target_size)
+        weights = best.weights if best is not None else self._weights()
         head.update(tree_unflatten(list(weights.items())))
         return head
 
     def tensors(self) -> dict[str, mx.array]:
         """Every tensor to go on from: head, optimizer and best head."""
-        state: dict[str, Any] = {"head": self.head.parameters(), "optimizer": self.optimizer.state}
         best = self.progress.best
         kept = {f"best.{name}": array for name, array in best.weights.items()} if best is not None else {}
-        return dict(tree_flatten(tree_map(mx.array, state))) | kept
+        return self.learner.tensors() | kept
+
+    def _weights(self) -> dict[str, mx.array]:
+        """A copy of the head's weights as they are now."""
+        flat = cast(list[tuple[str, mx.array]], tree_flatten(self.learner.head.parameters()))
+        return {name: mx.array(array) for name, array in flat}
 
     def facts(self) -> dict:
         """Every number to go on from, as JSON writes them."""
@@ -333,20 +300,6 @@ class Trainer:
                 f"this run was on {facts['machines']} machines and there are {self.machines.size}: "
                 f"go on with as many as before"
             )
-        self._restore(tensors)
+        self.learner.restore({name: array for name, array in tensors.items() if not name.startswith("best.")})
         weights = {name.removeprefix("best."): a for name, a in tensors.items() if name.startswith("best.")}
         self.progress = Progress.from_json(facts, weights)
-
-    def _restore(self, tensors: dict[str, mx.array]) -> None:
-        state = cast(dict, tree_unflatten([(k, v) for k, v in tensors.items() if not k.startswith("best.")]))
-        self.head.update(state["head"])
-        self.optimizer.state = state["optimizer"]
-
-
-def _optimizer(recipe: Recipe) -> optim.Optimizer:
-    updates = recipe.iters * recipe.reuse
-    warm_up = max(1, updates // 10)
-    peak = recipe.learning_rate
-    warm = optim.linear_schedule(peak / warm_up, peak, warm_up)
-    decay = optim.cosine_decay(peak, max(1, updates - warm_up), peak / 10)
-    return optim.AdamW(optim.join_schedules([warm, decay], [warm_up]), weight_decay=0.0)
