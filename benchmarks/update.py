@@ -101,7 +101,7 @@ def main() -> None:
     arguments = parser.parse_args()
     vocabularies = [int(size) for size in arguments.vocabularies.split(",")]
     sizes = (arguments.draft_size, arguments.target_size)
-    learner = Learner(*sizes, Recipe(iters=10**6), Machines.join())
+    learner = Learner(*sizes, Recipe(iters=10**6), 1e-3, Machines.join())
     advantage = mx.where(mx.arange(arguments.answers) % 2 == 0, 0.5, -0.5)
     judged = mx.ones(arguments.answers).astype(mx.bool_)
 

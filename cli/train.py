@@ -70,7 +70,9 @@ def train(
     iters: Annotated[int | None, _whole(UPDATES, "Updates.", "150")] = None,
     batch_size: Annotated[int | None, _whole(UPDATES, "Prompts an update, on each machine.", "8")] = None,
     samples_per_prompt: Annotated[int | None, _whole(UPDATES, "Answers to each prompt.", "4")] = None,
-    learning_rate: Annotated[float | None, _real(UPDATES, "AdamW's highest.", "0.01")] = None,
+    learning_rate: Annotated[
+        float | None, _real(UPDATES, "AdamW's highest.", "by the size of the hidden states")
+    ] = None,
     grad_clip: Annotated[float | None, _real(UPDATES, "Most that a gradient's norm may be.", "1")] = None,
     reuse: Annotated[int | None, _whole(UPDATES, "Passes over the same answers, clipped above 1.", "1")] = None,
     clip: Annotated[float | None, _real(UPDATES, "How far their ratio may go from 1.", "0.2")] = None,

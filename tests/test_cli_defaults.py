@@ -18,5 +18,10 @@ def test_the_help_names_the_recipe_s_defaults():
             assert float(shown.split(",")[0]) == field.default, field.name
         else:
             assert shown == (
-                field.default or {"max_quality_loss": "λ is fixed", "max_tokens": "the task's"}[field.name]
+                field.default
+                or {
+                    "learning_rate": "by the size of the hidden states",
+                    "max_quality_loss": "λ is fixed",
+                    "max_tokens": "the task's",
+                }[field.name]
             )

@@ -5,6 +5,7 @@ that comes in here (`benchmarks/update.py` measures it). This file neither sampl
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -19,6 +20,21 @@ from .objective import policy_loss
 from .recipe import Recipe
 from .rollout import Rollouts
 
+LOGITS_AN_UPDATE = 3.5  # a weight must be able to go from 0.8 to 0.998 in a few dozen updates, and back
+
+
+def learning_rate_for(hidden: Sequence[mx.array]) -> float:
+    """Choose AdamW's learning rate by the size of what the head reads.
+
+    AdamW moves each weight by about the rate, whatever the gradient, and the two rows of the head in opposite
+    directions: an update moves the logit by up to 2 rate sum |h|. A rate that suits one pair saturates a wider one.
+
+    Args:
+        hidden: hidden states of draft and target at some positions, shapes (T, d_q) and (T, d_p).
+    """
+    size = sum(cast(float, mx.mean(mx.sum(mx.abs(h.astype(mx.float32)), axis=-1)).item()) for h in hidden)
+    return LOGITS_AN_UPDATE / (2 * size)
+
 
 class Learner:
     """A head and its AdamW.
@@ -27,15 +43,16 @@ class Learner:
         draft_size: width of the draft's hidden state.
         target_size: width of the target's.
         recipe: where the head starts, and how it moves.
+        learning_rate: AdamW's highest.
         machines: over which gradients are averaged.
     """
 
-    def __init__(self, draft_size: int, target_size: int, recipe: Recipe, machines: Machines):
+    def __init__(self, draft_size: int, target_size: int, recipe: Recipe, learning_rate: float, machines: Machines):
         self.recipe, self.machines = recipe, machines
         self.head = EnsembleHead(draft_size, target_size)
         start = math.log(recipe.start_weight / (1 - recipe.start_weight)) / 2
         self.head.summary.bias = mx.array([-start, start])
-        self.optimizer = _optimizer(recipe)
+        self.optimizer = _optimizer(recipe, learning_rate)
         self.optimizer.init(self.head.trainable_parameters())
 
     def logit(self, rollouts: Rollouts) -> mx.array:
@@ -96,10 +113,9 @@ class Learner:
         self.optimizer.state = state["optimizer"]
 
 
-def _optimizer(recipe: Recipe) -> optim.Optimizer:
+def _optimizer(recipe: Recipe, peak: float) -> optim.Optimizer:
     updates = recipe.iters * recipe.reuse
     warm_up = max(1, updates // 10)
-    peak = recipe.learning_rate
     warm = optim.linear_schedule(peak / warm_up, peak, warm_up)
     decay = optim.cosine_decay(peak, max(1, updates - warm_up), peak / 10)
     return optim.AdamW(optim.join_schedules([warm, decay], [warm_up]), weight_decay=0.0)

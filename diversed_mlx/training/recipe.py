@@ -16,7 +16,8 @@ class Recipe:
         batch_size: prompts an update, over all machines. Default 8.
         samples_per_prompt: answers to each prompt. Default 4.
         learning_rate: AdamW's highest, after a linear warm-up over a tenth of the updates; then a cosine to a tenth.
-            Default 0.01, for hidden states of order 1 and a weight that must reach 0.998 where it matters.
+            Default None, what moves the logit of the weight by up to 3.5 an update, whatever the size of the hidden
+            states: `learner.learning_rate_for`.
         grad_clip: most that the norm of a gradient may be. Default 1.0.
         reg_scale: lambda, the price of a rejected token; with `max_quality_loss` only where it starts. Default 0.02.
         max_quality_loss: after a fifth of the updates, let lambda rise while the reward holds and fall when it drops by
@@ -47,7 +48,7 @@ class Recipe:
     iters: int = 150
     batch_size: int = 8
     samples_per_prompt: int = 4
-    learning_rate: float = 0.01
+    learning_rate: float | None = None
     grad_clip: float = 1.0
     reg_scale: float = 0.02
     max_quality_loss: float | None = None
@@ -71,8 +72,9 @@ class Recipe:
     def __post_init__(self):
         for name in ("iters", "batch_size", "samples_per_prompt", "reuse", "prompts", "steps_per_eval", "save_every"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("learning_rate", "grad_clip", "clip"):
+        for name in ("grad_clip", "clip"):
             self._require(name, 0 < getattr(self, name) < float("inf"), "above 0")
+        self._require("learning_rate", self.learning_rate is None or 0 < self.learning_rate < float("inf"), "above 0")
         for name in ("reg_scale", "reg_rate"):
             self._require(name, 0 <= getattr(self, name) < float("inf"), "at least 0")
         self._require("start_weight", 0 < self.start_weight < 1, "between 0 and 1, both excluded")

@@ -127,7 +127,8 @@ class Run:
             pair=identity(self.trainer.pair),
             task=self.trainer.task.name,
             data={"source": self._data, "split": "train"},
-            recipe=asdict(self.trainer.recipe) | {"machines": self.trainer.machines.size},
+            recipe=asdict(self.trainer.recipe)
+            | {"learning_rate": self.trainer.learning_rate, "machines": self.trainer.machines.size},
             seed=self.trainer.recipe.seed,
             metrics={
                 "step": step,

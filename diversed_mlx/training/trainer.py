@@ -17,9 +17,10 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..conversation import chat_prompt
 from ..errors import DiversedError
 from ..head import EnsembleHead
+from ..lm import LM
 from ..pair import Pair
 from ..tasks.task import Example, Task
-from .learner import Learner
+from .learner import Learner, learning_rate_for
 from .machines import Machines
 from .objective import adapted_reg_scale, leave_one_out, rejection
 from .progress import Best, Measured, Progress
@@ -27,6 +28,7 @@ from .recipe import Recipe
 from .rollout import Rollouts, sample
 
 SETTLING = 0.2  # share of the updates in which lambda stays as it is
+PROBE = 256  # tokens of a question by which the size of the hidden states is told
 EMA = 0.9  # of what the running means of the reward keep at an update
 TOLERANCE = 0.015  # reward that the best head may be below the target's own where `max_quality_loss` is not given
 
@@ -82,11 +84,18 @@ class Trainer:
             raise DiversedError("a head needs a draft: load the pair with one")
         self.pair, self.task, self.recipe, self.machines = pair, task, recipe, machines
         self.max_tokens = recipe.max_tokens or task.max_tokens
-        self.learner = Learner(pair.draft.hidden_size, pair.target.hidden_size, recipe, machines)
         self.progress = Progress(reg_scale=recipe.reg_scale)
         shots = task.examples("train", recipe.few_shot + recipe.prompts, recipe.seed)
         self._shots, self._train = shots[: recipe.few_shot], shots[recipe.few_shot :]
         self._held_out = task.examples("test", recipe.val_examples, recipe.seed) if recipe.val_examples else []
+        self.learning_rate = recipe.learning_rate or self._learning_rate(pair.draft)
+        sizes = pair.draft.hidden_size, pair.target.hidden_size
+        self.learner = Learner(*sizes, recipe, self.learning_rate, machines)
+
+    def _learning_rate(self, draft: LM) -> float:
+        """By the first training question, which is the same on every machine and when a run is resumed."""
+        prompt = mx.array(self.prompt(self._train[0])[:PROBE])
+        return learning_rate_for([lm(prompt, lm.make_cache())[0] for lm in (draft, self.pair.target)])
 
     def steps(self) -> Iterator[Report]:
         """Train until the last update.
