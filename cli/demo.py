@@ -44,7 +44,7 @@ def demo(
 
     from diversed_mlx.evaluation.methods import make_method
     from diversed_mlx.evaluation.runner import run, summarise
-    from diversed_mlx.heads import find_head, load_head
+    from diversed_mlx.heads import find_head, load_head, other_task
     from diversed_mlx.pair import load_pair
     from diversed_mlx.sampling import Sampling
     from diversed_mlx.tasks.arithmetic import Arithmetic
@@ -54,6 +54,8 @@ def demo(
     pair = load_pair(target="tiny-target", draft="tiny-draft")
     found = head or find_head(pair, "arithmetic")
     trained = load_head(found, pair) if found is not None else None
+    if trained is not None and (other := other_task(trained, "arithmetic")) is not None:
+        note(f"warning: the head {found} was trained for {other}: expect less quality on other tasks")
     compared = {method: make_method(method, pair, trained) for method in methods.split(",")}
     task = Arithmetic()
     answers: list[Answer] = []

@@ -63,6 +63,20 @@ def load_head(source: str | Path, pair: Pair) -> EnsembleHead:
     return head
 
 
+def other_task(head: EnsembleHead, task: str) -> str | None:
+    """Tell which task a head was trained for, where it is another: it then keeps its acceptance and loses quality.
+
+    Args:
+        head: with the metadata of its `head.json`.
+        task: what it is to be used on.
+
+    Returns:
+        The other task's name, or None where it is the same or not recorded.
+    """
+    trained = head.metadata.get("task")
+    return trained if isinstance(trained, str) and trained != task else None
+
+
 def find_head(pair: Pair, task: str | None = None) -> Path | None:
     """Find the newest head on this machine that was trained for a pair, else the one that ships with it.
 

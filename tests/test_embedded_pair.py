@@ -6,12 +6,15 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from diversed_mlx import Sampling, load_pair
+from diversed_mlx.cli.main import app
 from diversed_mlx.conversation import chat_prompt
 from diversed_mlx.evaluation.methods import make_method
 from diversed_mlx.evaluation.runner import run, summarise
-from diversed_mlx.heads import find_head, load_head
+from diversed_mlx.head import EnsembleHead
+from diversed_mlx.heads import EMBEDDED_HEAD, find_head, load_head
 from diversed_mlx.tasks.arithmetic import Arithmetic
 
 TINY = Path(__file__).parents[1] / "diversed_mlx" / "tiny"
@@ -83,3 +86,16 @@ def test_transformers_reads_it_alike(tiny, name):
     _, logits = lm(mx.array(prompt), lm.make_cache())
     np.testing.assert_allclose(np.array(logits), reference, atol=2e-3)
     assert model.generation_config.eos_token_id == 0
+
+
+def test_a_head_of_another_task_is_warned_of(tmp_path):
+    head = EnsembleHead.load(EMBEDDED_HEAD)
+    for task in ("arithmetic", "gsm8k"):
+        EnsembleHead(head.draft_size, head.target_size, head.metadata | {"task": task}).save(tmp_path / task)
+    arguments = ["demo", "--n-examples", "2", "--methods", "dynamic"]
+    told = {
+        task: CliRunner().invoke(app, [*arguments, "--head", str(tmp_path / task)]) for task in ("arithmetic", "gsm8k")
+    }
+    assert [result.exit_code for result in told.values()] == [0, 0]
+    assert "warning" not in told["arithmetic"].stderr
+    assert "was trained for gsm8k: expect less quality" in told["gsm8k"].stderr

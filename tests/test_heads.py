@@ -10,7 +10,7 @@ import pytest
 
 import diversed_mlx.head
 from diversed_mlx import DiversedError, Dynamic, EnsembleHead, Sampling, load_head, load_pair, stream_generate
-from diversed_mlx.heads import find_head, heads_folder
+from diversed_mlx.heads import find_head, heads_folder, other_task
 
 SIZE = 32  # hidden size of the tiny pair's models
 METADATA = {
@@ -354,3 +354,11 @@ def test_writing_goes_through_a_rename(tmp_path, monkeypatch):
     make_head().save(tmp_path)
     assert sorted(moved) == BOTH
     assert files_in(tmp_path) == BOTH
+
+
+@pytest.mark.parametrize(
+    ("recorded", "other"),
+    [({"task": "gsm8k"}, "gsm8k"), ({"task": "arithmetic"}, None), ({}, None), ({"task": None}, None)],
+)
+def test_a_head_of_another_task_is_named(recorded, other):
+    assert other_task(EnsembleHead(SIZE, SIZE, recorded), "arithmetic") == other
