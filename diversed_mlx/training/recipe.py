@@ -13,11 +13,11 @@ class Recipe:
 
     Args:
         iters: updates. Default 150.
-        batch_size: prompts an update, over all machines. Default 8.
+        batch_size: prompts an update, on each machine. Default 8.
         samples_per_prompt: answers to each prompt. Default 4.
         learning_rate: AdamW's highest, after a linear warm-up over a tenth of the updates; then a cosine to a tenth.
-            Default None, what moves the logit of the weight by up to 3.5 an update, whatever the size of the hidden
-            states: `learner.learning_rate_for`.
+            Default None, what moves the logit of the weight by about 3.5 an update at most, for hidden states of any
+            size: `learner.learning_rate_for`.
         grad_clip: most that the norm of a gradient may be. Default 1.0.
         reg_scale: lambda, the price of a rejected token; with `max_quality_loss` only where it starts. Default 0.02.
         max_quality_loss: after a fifth of the updates, let lambda rise while the reward holds and fall when it drops by
