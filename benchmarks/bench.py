@@ -112,6 +112,7 @@ def round_cost(pair: Pair, prompt: list[int], temp: float, length: int, rounds: 
         processors=(),
         seed=0,
         prefill_step_size=2048,
+        trace=False,
     )
     bare_caches = pair.draft.make_cache(), pair.target.make_cache()
     one, many = mx.array([5]), mx.array([5] * (length + 1))

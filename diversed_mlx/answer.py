@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from .block import Block, Origin
 from .context import Context
 from .draft_length import MAX_DRAFT_TOKENS, make_draft_length
 from .errors import DiversedError
 from .pair import Pair
 from .sampling import LogitsProcessor, Sampling
-from .speculate import Decoder, Origin
+from .speculate import Decoder
 from .stats import Meter, Stats
 from .text import Detokenizer, StopStrings, encode, require_unicode
 from .verifiers import Lossless, Verifier
@@ -34,6 +35,7 @@ class Options:
         logits_processors: functions of mlx-lm's form; each must depend on its two arguments alone, since positions
             are processed before it is known which of them stand. Default none.
         prefill_step_size: tokens of the prompt read at a time, at least 1. Default 2048.
+        trace: whether responses tell p and q of their tokens; costs a softmax at temperature 0. Default False.
 
     Raises:
         DiversedError: a value out of its range.
@@ -47,6 +49,7 @@ class Options:
     stop: Sequence[str] = ()
     logits_processors: Sequence[LogitsProcessor] = ()
     prefill_step_size: int = 2048
+    trace: bool = False
 
     def __post_init__(self):
         length = self.num_draft_tokens
@@ -73,16 +76,22 @@ class Response:
         token: the token's id; a stop token has one response too, and no text of its own.
         origin: "accepted" from the draft, the target's "corrected" or "bonus" token, or "plain" decoding.
         target_weight: weight on the target that the token was verified with, 1 for a bonus, None without one.
+        target_probability: p of the token where `Options.trace` asks for it, else None; at temperature 0 as at 1.
+        draft_probability: q of the token, likewise; None for a bonus and in plain decoding.
         finish_reason: None until the last response, then "stop" or "length".
         stats: figures up to this token.
+        block: the round that the token is of.
     """
 
     text: str
     token: int
     origin: Origin
     target_weight: float | None
+    target_probability: float | None
+    draft_probability: float | None
     finish_reason: str | None
     stats: Stats
+    block: Block
 
     @property
     def from_draft(self) -> bool:
@@ -121,6 +130,7 @@ def answer(pair: Pair, context: Context, prompt: Sequence[int], options: Options
         processors=options.logits_processors,
         seed=options.seed,
         prefill_step_size=options.prefill_step_size,
+        trace=options.trace,
     )
     handed_out = len(prompt)
     end = None if limit is None else len(prompt) + limit
@@ -149,8 +159,11 @@ def answer(pair: Pair, context: Context, prompt: Sequence[int], options: Options
                     token=token,
                     origin=block.origins[index],
                     target_weight=block.target_weights[index],
+                    target_probability=block.target_probabilities[index],
+                    draft_probability=block.draft_probabilities[index],
                     finish_reason=reason,
                     stats=meter.stats(),
+                    block=block,
                 )
                 if reason is not None:
                     return

@@ -9,12 +9,12 @@ import itertools
 import math
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
 from .acceptance import accepted_length, draw, next_token
+from .block import Block, Origin, Outcome
 from .cache import Cache
 from .context import Context
 from .draft_length import MAX_DRAFT_TOKENS, DraftLength
@@ -28,28 +28,6 @@ CLEAR_EVERY = 256  # tokens between two releases of MLX's free buffers, as in ml
 PLAIN_STRETCH = 8  # plain steps before the draft length is chosen again
 READ_WITH_ROUND = 8  # missing tokens that a round reads itself; more are read in chunks, without their logits
 
-Origin = Literal["accepted", "corrected", "bonus", "plain"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """The tokens of one round, up to the first stop token.
-
-    Args:
-        tokens: ids, at least one: the accepted drafts and then, unless a draft was a stop token, one of the target's.
-        origins: where each comes from: accepted from the draft, the target's correction of a rejected one, its bonus
-            after a fully accepted draft, or plain decoding.
-        target_weights: weight on the target that each was verified with; None where the rule has none.
-        proposed: drafted tokens; those behind a stop token are not counted.
-        accepted: how many of them were accepted.
-    """
-
-    tokens: list[int]
-    origins: list[Origin]
-    target_weights: list[float | None]
-    proposed: int
-    accepted: int
-
 
 class Drafted(NamedTuple):
     """One lazy step of the draft: token (1,), q (1, V), hidden (1, draft_size)."""
@@ -57,6 +35,13 @@ class Drafted(NamedTuple):
     token: mx.array
     q: mx.array
     hidden: mx.array
+
+
+class Plain(NamedTuple):
+    """One lazy step of the target alone: token (1,), p (1, V)."""
+
+    token: mx.array
+    p: mx.array
 
 
 class Decoder:
@@ -70,6 +55,7 @@ class Decoder:
         processors: functions on logits that see every token before a position, on both models.
         seed: makes the run repeatable.
         prefill_step_size: tokens read at a time before the first round.
+        trace: whether to tell p and q of each token; costs a softmax at temperature 0.
     """
 
     def __init__(
@@ -82,6 +68,7 @@ class Decoder:
         processors: Sequence[LogitsProcessor],
         seed: int,
         prefill_step_size: int,
+        trace: bool,
     ):
         self.pair = pair
         self.context = context
@@ -89,6 +76,7 @@ class Decoder:
         self.sampling = sampling
         self.processors = processors
         self.prefill_step_size = prefill_step_size
+        self.trace = trace
         self._key = mx.random.key(seed)
 
     def blocks(self, draft_length: DraftLength, max_tokens: int | None) -> Generator[Block, None, None]:
@@ -172,11 +160,12 @@ class Decoder:
         hidden, logits = self.pair.target(mx.concatenate([unread, draft_tokens]), context.target_cache)
         target_logits = self._logits(logits[-length - 1 :], draft_tokens)  # (K + 1, V)
         p = self.sampling.probabilities(target_logits)  # not computed where no one uses it
+        q = mx.concatenate([step.q for step in drafted])  # (K, V)
         assert self.verifier is not None
         allowance = self.verifier(
             Evidence(
                 tokens=draft_tokens,
-                q=mx.concatenate([step.q for step in drafted]),  # (K, V)
+                q=q,
                 p=p[:-1],
                 target_logits=target_logits[:-1],
                 draft_hidden=mx.concatenate([step.hidden for step in drafted]),
@@ -188,21 +177,29 @@ class Decoder:
         bonus = target_logits[-1] if self.sampling.greedy else p[-1]
         follower = next_token(allowance, bonus, accepted, uniforms[2 * length], self.sampling.greedy)
         # One array for one wait; float32 holds every id below 2^24.
-        outcome = [accepted[None], follower[None], draft_tokens, allowance.target_weight]
-        values = cast(list[float], mx.concatenate([array.astype(mx.float32) for array in outcome]).tolist())
-        return self._commit(
-            int(values[0]), int(values[1]), [int(v) for v in values[2 : 2 + length]], values[2 + length :]
-        )
+        outcome = [accepted[None], follower[None], draft_tokens, allowance.target_weight, allowance.accept]
+        if self.trace:
+            drafts = mx.concatenate([draft_tokens, follower[None]])
+            tokens = mx.where(mx.arange(length + 1) < accepted, drafts, follower)[:, None]  # (K + 1, 1)
+            no_draft = mx.full((1, 1), math.nan)  # nothing was drafted where the bonus stands
+            outcome += [
+                mx.take_along_axis(p, tokens, axis=-1)[:, 0],
+                mx.concatenate([mx.take_along_axis(q, tokens[:-1], axis=-1), no_draft])[:, 0],
+            ]
+        values = mx.concatenate([array.astype(mx.float32) for array in outcome]).tolist()
+        return self._commit(Outcome.read(cast(list[float], values), length))
 
-    def _commit(self, accepted: int, follower: int, draft_tokens: list[int], weights: list[float]) -> Block:
+    def _commit(self, outcome: Outcome) -> Block:
         """Rewind both caches to what was accepted, then commit the round's tokens up to a stop token."""
-        length, tokens = len(draft_tokens), self.context.tokens
-        new = [*draft_tokens[:accepted], follower]
-        stop = next((i for i, token in enumerate(new) if token in self.pair.stop_tokens), len(new) - 1)
+        accepted, draft_tokens = outcome.accepted, outcome.draft_tokens
+        length, tokens, stop_tokens = len(draft_tokens), self.context.tokens, self.pair.stop_tokens
+        new = [*draft_tokens[:accepted], outcome.follower]
+        stop = next((i for i, token in enumerate(new) if token in stop_tokens), len(new) - 1)
         new = new[: stop + 1]
+        possible = next((i + 1 for i, token in enumerate(draft_tokens) if token in stop_tokens), length)
         drafted = min(accepted, len(new))
         origins: list[Origin] = ["accepted"] * drafted
-        target_weights = [None if math.isnan(w) else w for w in weights[: len(new)]]
+        target_weights = outcome.target_weights[: len(new)]
         if len(new) > drafted:
             origins.append("bonus" if accepted == length else "corrected")
             if accepted == length:
@@ -210,32 +207,53 @@ class Decoder:
         self.context.rewind(len(tokens) + drafted)
         tokens.extend(new)
         proposed = drafted if stop < accepted else length
-        return Block(tokens=new, origins=origins, target_weights=target_weights, proposed=proposed, accepted=drafted)
+        return Block(
+            tokens=new,
+            origins=origins,
+            target_weights=target_weights,
+            proposed=proposed,
+            accepted=drafted,
+            draft_tokens=draft_tokens[:possible],
+            accept_probabilities=outcome.accept_probabilities[:possible],
+            target_probabilities=outcome.target_probabilities[: len(new)],
+            draft_probabilities=outcome.draft_probabilities[: len(new)],
+        )
 
     def _plain(self, end: int | None) -> Iterator[Block]:
         """Decode with the target alone, each step begun before the last one's token is known."""
         context, tokens = self.context, self.context.tokens
-        token = self._plain_step(mx.array(tokens[context.target_cache.offset :]), [])
+        step = self._plain_step(mx.array(tokens[context.target_cache.offset :]), [])
         for count in itertools.count(1):
             last = end is not None and len(tokens) + 1 >= end
-            ahead = token if last else self._plain_step(token, [token])
-            value = cast(int, token.item())
+            ahead = step if last else self._plain_step(step.token, [step.token])
+            value = cast(int, step.token.item())
             tokens.append(value)
             if count % CLEAR_EVERY == 0:
                 mx.clear_cache()
-            yield Block(tokens=[value], origins=["plain"], target_weights=[None], proposed=0, accepted=0)
+            yield Block(
+                tokens=[value],
+                origins=["plain"],
+                target_weights=[None],
+                proposed=0,
+                accepted=0,
+                draft_tokens=[],
+                accept_probabilities=[],
+                target_probabilities=[cast(float, step.p[0, value].item()) if self.trace else None],
+                draft_probabilities=[None],
+            )
             if last or value in self.pair.stop_tokens:
                 return
-            token = ahead
+            step = ahead
 
-    def _plain_step(self, unread: mx.array, ahead: list[mx.array]) -> mx.array:
-        """The target's next token (1,), lazy; `ahead` are tokens that are not committed yet."""
+    def _plain_step(self, unread: mx.array, ahead: list[mx.array]) -> Plain:
+        """The target's next token, lazy; `ahead` are tokens that are not committed yet."""
         _, logits = self.pair.target(unread, self.context.target_cache)
         logits = self._logits(logits[-1:], mx.concatenate(ahead) if ahead else None)
         self._key, key = mx.random.split(self._key)
-        token = self._choose(logits, self.sampling.probabilities(logits), mx.random.uniform(shape=(1,), key=key))
-        mx.async_eval(token)
-        return token
+        p = self.sampling.probabilities(logits)  # (1, V)
+        token = self._choose(logits, p, mx.random.uniform(shape=(1,), key=key))
+        mx.async_eval(token, *([p] if self.trace else []))
+        return Plain(token, p)
 
     def _draft_step(self, unread: mx.array, drafted: list[Drafted], uniform: mx.array) -> Drafted:
         draft, cache = self._draft()

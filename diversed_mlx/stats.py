@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .speculate import Block
+from .block import Block
 
 
 @dataclass(frozen=True, kw_only=True)

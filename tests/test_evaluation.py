@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from diversed_mlx import Cascade, DiversedError, Dynamic, EnsembleHead, Lenient, Lossless, Pair, Sampling, Static
 from diversed_mlx.answer import Response, stream_generate
+from diversed_mlx.block import Block
 from diversed_mlx.cli.main import app
 from diversed_mlx.cli.printer import lines_with_weights
 from diversed_mlx.conversation import chat_prompt
@@ -94,7 +95,28 @@ def test_the_draft_alone_is_the_draft_alone(pair):
 
 
 def response(origin="plain", weight=None, stats=None, text="x"):
-    return Response(text=text, token=1, origin=origin, target_weight=weight, finish_reason=None, stats=stats)
+    block = Block(
+        tokens=[1],
+        origins=[origin],
+        target_weights=[weight],
+        proposed=0,
+        accepted=0,
+        draft_tokens=[],
+        accept_probabilities=[],
+        target_probabilities=[None],
+        draft_probabilities=[None],
+    )
+    return Response(
+        text=text,
+        token=1,
+        origin=origin,
+        target_weight=weight,
+        target_probability=None,
+        draft_probability=None,
+        finish_reason=None,
+        stats=stats,
+        block=block,
+    )
 
 
 def made(method, quality, seconds, generated, rounds, proposed, accepted, weights=()):

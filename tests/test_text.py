@@ -427,6 +427,7 @@ def test_a_block_ends_with_its_stop_token_and_counts_no_draft_behind_it(pair):
         processors=[forced([*tokens_of(pair, "abcdefg"), END, *tokens_of(pair, "LEAK")])],
         seed=0,
         prefill_step_size=2048,
+        trace=False,
     )
     first, second = decoder.blocks(make_draft_length(4), None)
     assert first.tokens == tokens_of(pair, "abcde")
