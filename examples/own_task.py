@@ -25,9 +25,7 @@ class Alphabetical:
         words = WORDS[:5] if split == "train" else WORDS[5:]
         draw = random.Random(f"{split} {seed}")
         asked = [draw.sample(words, 4) for _ in range(n)]
-        return [
-            Example(question=f"Put in alphabetical order: {', '.join(a)}", answer=", ".join(sorted(a))) for a in asked
-        ]
+        return [Example(question="Sort by alphabet: " + ", ".join(a), answer=", ".join(sorted(a))) for a in asked]
 
     def reward(self, text: str, example: Example) -> float:
         """1 for the whole order; an answer that leaves a word out earns nothing."""
