@@ -33,6 +33,13 @@ KV_BITS = (2, 3, 4, 5, 6, 8)
 SMALLEST_KV_SIZE = 16
 
 
+# A foreign checkpoint can fail in any of these ways, and none of them is a bug of ours.
+FOREIGN_ERRORS = (
+    OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, AssertionError, ImportError,
+    ArithmeticError, MemoryError, StrictDataclassError, SystemExit,
+)  # fmt: skip
+
+
 class LM:
     """A language model, its tokenizer, and the forward pass that also returns hidden states.
 
@@ -171,13 +178,14 @@ class LM:
             )
         except DiversedError as error:
             raise DiversedError(f"{source}: {error}") from error
-        # A foreign checkpoint can fail in any of these ways, and none of them is a bug of ours.
-        except (
-            OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, AssertionError, ImportError,
-            StrictDataclassError, SystemExit,
-        ) as error:  # fmt: skip
+        except FOREIGN_ERRORS as error:
             raise DiversedError(f"cannot load {source}: {_one_line(error)}") from error
-        return cls(model, tokenizer, config, short_name(str(source)))
+        try:
+            return cls(model, tokenizer, config, short_name(str(source)))
+        except DiversedError:
+            raise
+        except FOREIGN_ERRORS as error:
+            raise DiversedError(f"cannot run {source}, its config.json is wrong: {_one_line(error)}") from error
 
 
 def _one_line(error: BaseException) -> str:
