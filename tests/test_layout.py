@@ -26,7 +26,8 @@ LAYERS = (
     ("stats", "text"),
     ("answer",),
     ("conversation",),
-    ("convert", "evaluation", "training"),
+    ("convert", "evaluation", "training", "tuning"),
+    ("doctor",),
     ("__init__",),
     ("cli",),
 )
