@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from diversed_mlx.cli.chat import chat
 from diversed_mlx.cli.convert import app as convert
 from diversed_mlx.cli.demo import demo
+from diversed_mlx.cli.doctor import doctor
 from diversed_mlx.cli.generate import generate
 from diversed_mlx.cli.train import train
 from diversed_mlx.cli.tune import tune
@@ -43,6 +44,7 @@ app.command()(generate)
 app.command()(train)
 app.command()(demo)
 app.command()(tune)
+app.command()(doctor)
 app.add_typer(convert, name="convert")
 
 

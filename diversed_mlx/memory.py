@@ -7,9 +7,7 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 from .aliases import PAIRS
 from .errors import DiversedError
 from .hub import weight_bytes
-from .machine import available_bytes
-
-USABLE = 0.9  # of the memory; the rest is for caches, activations and everything else
+from .machine import USABLE, available_bytes
 
 
 def require_fit(sources: Iterable[str]) -> None:
