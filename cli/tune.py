@@ -67,6 +67,7 @@ def tune(
 
     from tqdm import tqdm
 
+    from diversed_mlx.tuning.forecast import BUSY
     from diversed_mlx.tuning.measure import measure, ticks
     from diversed_mlx.tuning.store import save
     from diversed_mlx.tuning.trial import PROMPTS
@@ -90,14 +91,17 @@ def tune(
             seed=seed,
             tick=tick,
         )
+    try:  # before anything is printed: what took a minute must not hang on who reads it
+        kept = f"kept in {save(tuning)}: --num-draft-tokens auto starts from it"
+    except DiversedError as error:
+        kept = f"warning: {error}, so --num-draft-tokens auto will not start from it"
     if as_json:
         typer.echo(json.dumps(tuning.to_json()))
     else:
         _tell(tuning, repeats)
-    try:
-        flags.note(f"kept in {save(tuning)}: --num-draft-tokens auto starts from it")
-    except DiversedError as error:  # the figures are there all the same
-        flags.note(f"warning: {error}, so --num-draft-tokens auto will not start from it")
+    if (spread := max(cost.spread for cost in tuning.costs)) > BUSY:
+        flags.note(f"warning: the same pass took times {spread:.0%} apart; measure again when the machine is less busy")
+    flags.note(kept)
 
 
 def _read_prompts(path: Path) -> list[str]:

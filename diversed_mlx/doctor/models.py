@@ -19,6 +19,7 @@ from .finding import Finding, Level
 
 CONTEXT = 4096  # tokens for which memory is counted where nothing is asked
 MOST_TOKENS = 2**24
+LARGE_DRAFT = 0.4  # of the target's weights
 
 
 def check_models(
@@ -75,8 +76,21 @@ def of_pair(target: LM, draft: LM | None, context: int | None) -> list[Finding]:
         return [_problem("pair", str(error), remedy)]
     findings = [*_vocabulary(pair), *_caches(pair), _context(pair, context), _memory(pair, context)]
     if draft is not None:
-        findings += [_head(pair), _tuned(pair)]
+        findings = [_sizes(target, draft), *findings, _head(pair), _tuned(pair)]
     return findings
+
+
+def _sizes(target: LM, draft: LM) -> Finding:
+    """A step of decoding reads all weights, so their ratio is about that of the times."""
+    remedy = "use a smaller draft; diversed tune measures what it costs"
+    if draft is target:
+        found = "the draft is the target itself: every step of it costs a step of the target, so nothing can be gained"
+        return Finding(level="note", subject="pair", found=found, remedy=remedy)
+    share = draft.nbytes / target.nbytes
+    found = f"a step of the draft reads {share:.0%} of what a step of the target reads"
+    if share > LARGE_DRAFT:
+        return Finding(level="note", subject="pair", found=f"{found}: too much to pay, most likely", remedy=remedy)
+    return Finding(level="ok", subject="pair", found=found)
 
 
 def _problem(subject: str, found: str, remedy: str) -> Finding:

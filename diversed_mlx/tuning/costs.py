@@ -71,9 +71,15 @@ def measure_costs(
             depth=depth,
             draft_step=median(times[depth, DRAFT]),
             passes=tuple(median(times[depth, width]) for width in widths),
+            spread=median(_spread(times[depth, width]) for width in (DRAFT, *widths)),
         )
         for depth in caches
     ]
+
+
+def _spread(times: list[float]) -> float:
+    ordered = sorted(times)
+    return (ordered[-1 - len(ordered) // 4] - ordered[len(ordered) // 4]) / median(ordered)
 
 
 def _read(lm: LM, tokens: list[int]) -> Cache:

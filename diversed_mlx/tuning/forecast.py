@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..draft_length import AUTO_LONGEST
 
+BUSY = 0.3  # a spread above it says that the machine did other things, and that figures are rough
 WORTH_IT = 1.03  # less gain than that over plain decoding is within the noise of a measurement
 
 
@@ -22,11 +23,13 @@ class Costs:
         depth: tokens that both models had read.
         draft_step: seconds of a pass of the draft over one token.
         passes: seconds of a pass of the target over 1, 2, ... `AUTO_LONGEST` + 1 tokens.
+        spread: how far apart the times of one pass lay: the middle half of them over their median, of the median pass.
     """
 
     depth: int
     draft_step: float
     passes: tuple[float, ...]
+    spread: float
 
     def round(self, length: int) -> float:
         """Seconds of the passes of a round.
@@ -118,6 +121,7 @@ def costs_at(costs: Sequence[Costs], depth: float) -> Costs:
         depth=round(depth),
         draft_step=low.draft_step + share * (high.draft_step - low.draft_step),
         passes=tuple(a + share * (b - a) for a, b in zip(low.passes, high.passes, strict=True)),
+        spread=max(low.spread, high.spread),
     )
 
 

@@ -58,7 +58,12 @@ class Tuning:
             "verifier": self.verifier,
             "measured": time.strftime("%Y-%m-%d %H:%M"),
             "costs": [
-                {"depth": each.depth, "draft_step": each.draft_step, "target_passes": list(each.passes)}
+                {
+                    "depth": each.depth,
+                    "draft_step": each.draft_step,
+                    "target_passes": list(each.passes),
+                    "spread": each.spread,
+                }
                 for each in self.costs
             ],
             "temperatures": [
