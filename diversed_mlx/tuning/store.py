@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Tuning:
         costs: bare passes in ascending order of depth.
         trials: answers, one a temperature.
         forecasts: expected rounds, for each trial at each depth.
+        measured: when, for people.
     """
 
     made_for: Mapping[str, Any]
@@ -46,6 +47,7 @@ class Tuning:
     costs: Sequence[Costs]
     trials: Sequence[Trial]
     forecasts: Sequence[Forecast]
+    measured: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M"))
 
     def at(self, temp: float) -> list[Forecast]:
         """The forecasts at one of the temperatures, in ascending order of depth."""
@@ -56,7 +58,7 @@ class Tuning:
         return {
             **self.made_for,
             "verifier": self.verifier,
-            "measured": time.strftime("%Y-%m-%d %H:%M"),
+            "measured": self.measured,
             "costs": [
                 {
                     "depth": each.depth,
