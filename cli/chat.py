@@ -65,6 +65,7 @@ def chat(
     )
     pair = models.load()
     options = flags.make_options(
+        pair,
         verifying.build(pair),
         temp=temp,
         top_p=top_p,

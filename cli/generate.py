@@ -72,6 +72,7 @@ def generate(
     )
     pair = models.load()
     options = flags.make_options(
+        pair,
         verifying.build(pair),
         temp=temp,
         top_p=top_p,

@@ -13,8 +13,10 @@ from typer.core import TyperGroup
 from diversed_mlx.cli.chat import chat
 from diversed_mlx.cli.convert import app as convert
 from diversed_mlx.cli.demo import demo
+from diversed_mlx.cli.doctor import doctor
 from diversed_mlx.cli.generate import generate
 from diversed_mlx.cli.train import train
+from diversed_mlx.cli.tune import tune
 from diversed_mlx.errors import DiversedError
 
 
@@ -41,6 +43,8 @@ app.command()(chat)
 app.command()(generate)
 app.command()(train)
 app.command()(demo)
+app.command()(tune)
+app.command()(doctor)
 app.add_typer(convert, name="convert")
 
 

@@ -165,7 +165,7 @@ NumDraftTokens = Annotated[
     Any,
     typer.Option(
         "--num-draft-tokens", parser=_draft_length, metavar="N|auto", rich_help_panel=VERIFYING,
-        help="Tokens drafted a round; auto measures what pays, down to none.", show_default="4",
+        help="Tokens drafted a round; auto finds what pays, down to none.", show_default="4",
     ),
 ]  # fmt: skip
 Temp = Annotated[
@@ -358,6 +358,7 @@ class ModelFlags:
 
 
 def make_options(
+    pair: "Pair",
     verifier: "Verifier | None",
     *,
     temp: float,
@@ -370,10 +371,17 @@ def make_options(
     stop: list[str] | None,
     prefill_step_size: int,
 ) -> "Options":
-    """Collect the flags of an answer."""
+    """Collect the flags of an answer; "auto" starts from what `diversed tune` measured here, if it did."""
     from diversed_mlx.answer import Options
     from diversed_mlx.sampling import Sampling
 
+    start = None
+    if num_draft_tokens == "auto":
+        from diversed_mlx.tuning.store import find_start
+
+        start = find_start(pair, verifier, temp)
+    if start is not None:
+        note("auto starts from what diversed tune measured on this machine")
     return Options(
         verifier=verifier,
         sampling=Sampling(temp=temp, top_p=top_p, min_p=min_p, top_k=top_k),
@@ -382,4 +390,5 @@ def make_options(
         seed=seed,
         stop=stop or (),
         prefill_step_size=prefill_step_size,
+        auto_start=start,
     )

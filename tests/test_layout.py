@@ -16,7 +16,7 @@ PACKAGE = "diversed_mlx"
 # A unit is a module of diversed_mlx, or a whole package in it. It may import units of earlier layers only, never of
 # its own layer, so no cycle can form. A new unit gets its place here first.
 LAYERS = (
-    ("errors", "sandboxed"),
+    ("aliases", "errors", "home", "machine", "sandboxed"),
     ("acceptance", "block", "cache", "config", "draft_length", "head", "hub", "rewards", "sampling", "sandbox"),
     ("context", "memory", "tasks", "verifiers"),
     ("lm",),
@@ -26,7 +26,8 @@ LAYERS = (
     ("stats", "text"),
     ("answer",),
     ("conversation",),
-    ("convert", "evaluation", "training"),
+    ("convert", "evaluation", "training", "tuning"),
+    ("doctor",),
     ("__init__",),
     ("cli",),
 )
