@@ -30,9 +30,14 @@ def legend() -> str:
     return "tokens: accepted, [corrected], (bonus)"
 
 
+def harmless(text: str) -> str:
+    """Replace control characters but tab and newline by U+FFFD on a terminal; a file gets the text as it is."""
+    return text.translate(CONTROLS) if sys.stdout.isatty() else text
+
+
 def show(response: "Response", show_tokens: bool) -> None:
     """Print the text of one response, marked by the token's origin if asked."""
-    text = response.text
+    text = harmless(response.text)
     if show_tokens and text:
         if use_colour():
             text = typer.style(text, fg=COLOURS.get(response.origin))
