@@ -18,7 +18,7 @@ PACKAGE = "diversed_mlx"
 LAYERS = (
     ("errors", "sandboxed"),
     ("acceptance", "block", "cache", "config", "draft_length", "head", "hub", "rewards", "sampling", "sandbox"),
-    ("context", "memory", "tasks", "verifiers"),
+    ("context", "dial", "memory", "tasks", "verifiers"),
     ("lm",),
     ("pair",),
     ("heads",),
