@@ -24,7 +24,7 @@ LAYERS = (
     ("heads",),
     ("speculate",),
     ("stats", "text"),
-    ("answer",),
+    ("answer", "transcript"),
     ("conversation",),
     ("convert", "evaluation", "training"),
     ("__init__",),
