@@ -37,7 +37,7 @@ ENCODING = ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONUTF8", "PYTHONIOENCODING", "NO_
 
 def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ENCODING}
-    return kept | {"DIVERSED_HOME": "/nowhere", "HF_HUB_OFFLINE": "1", "LC_ALL": "C.UTF-8", "TERM": "dumb"} | more
+    return kept | {"DIVERSED_HOME": "/dev/null/none", "HF_HUB_OFFLINE": "1", "LC_ALL": "C.UTF-8", "TERM": "dumb"} | more
 
 
 def command(name: str, checkpoints, *args: object) -> list[str | bytes]:
