@@ -418,7 +418,11 @@ def test_a_model_in_the_local_hub_cache_loads_without_network(checkpoints, pair,
 def marked(responses) -> str:
     """The text of responses with the marks of `--show-tokens`."""
     marks = {"corrected": "[{}]", "bonus": "({})"}
-    return "".join(marks.get(r.origin, "{}").format(r.text) if r.text else "" for r in responses)
+
+    def mark(piece: str, origin: str) -> str:
+        return marks.get(origin, "{}").format(piece) if piece else ""
+
+    return "".join("\n".join(mark(piece, r.origin) for piece in r.text.split("\n")) for r in responses)
 
 
 def test_show_tokens_marks_corrections_and_bonuses(checkpoints, pair):
