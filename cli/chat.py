@@ -8,7 +8,7 @@ import typer
 
 from diversed_mlx.cli import options as flags
 from diversed_mlx.cli.keyboard import Echo, Keyboard, Messages, Pipe
-from diversed_mlx.cli.printer import has_strips, legend
+from diversed_mlx.cli.printer import has_strips, legend, use_colour
 from diversed_mlx.cli.session import Session
 from diversed_mlx.cli.slash import HELP, Leave, run_command
 
@@ -50,6 +50,8 @@ def chat(
     """Chat with a target that a draft makes faster."""
     if markdown and show_tokens:
         raise typer.BadParameter("--show-tokens and --markdown exclude each other")
+    if markdown and not use_colour():
+        raise typer.BadParameter("--markdown needs a terminal with colours (no pipe, no NO_COLOR, no TERM=dumb)")
     verifying = flags.VerifierFlags(
         verifier=verifier,
         target_weight=target_weight,
@@ -103,7 +105,7 @@ def _greet(show_tokens: bool) -> None:
     if sys.stdin.isatty():
         flags.note(HELP)
     if show_tokens:
-        flags.note(legend(strips=has_strips()))
+        typer.echo(legend(strips=has_strips()), err=True)  # in colours, which note() would count
 
 
 def _talk(session: Session) -> None:

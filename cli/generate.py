@@ -100,7 +100,7 @@ def generate(
     else:
         tokens = chat_prompt(pair, [{"role": "user", "content": text}], system_prompt, chat_template_config)
     if show_tokens:
-        flags.note(legend(strips=has_strips()))
+        typer.echo(legend(strips=has_strips()), err=True)  # in colours, which note() would count
     responses = []
     screen = make_screen(show_tokens, markdown=False)
     with closing(answer(pair, pair.make_context(max_kv_size, kv_bits), tokens, options)) as stream:

@@ -118,7 +118,8 @@ class History:
         if "libedit" in (readline.__doc__ or ""):  # as on macOS (not run by us); it has no bracketed paste
             readline.parse_and_bind("bind ^I ed-insert")
         else:
-            readline.parse_and_bind("set enable-bracketed-paste on")  # a paste of several lines is one message
+            if os.environ.get("TERM") != "dumb":  # which would show the question for it
+                readline.parse_and_bind("set enable-bracketed-paste on")  # a paste of several lines is one message
             readline.parse_and_bind("tab: tab-insert")
         entries = self._read()
         if len(entries) > KEPT:

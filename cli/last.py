@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from diversed_mlx.answer import Response
 
-PAGE = 40  # tokens shown at once
+PAGE = 40  # tokens shown at once where there is no screen to fill
 NARROW = 64  # columns below which the table is drawn closer
 COLUMNS = ("#", "token", "from", "w", "p", "q", "chance")
 EXPLAINED = (
@@ -77,7 +77,9 @@ def show_last(responses: "Sequence[Response]", tokenizer: "TokenizerWrapper", fi
             column, justify="left" if column in ("token", "from") else "right", no_wrap=True, overflow="ellipsis",
             min_width=4 if flexible else None, max_width=24 if flexible else None,
         )  # fmt: skip
-    page = range(first, first + PAGE)
+    room = shutil.get_terminal_size().lines - 8  # for the heading, the lines under the table and the next prompt
+    # Three quarters: rejected drafts and the space between rounds take lines too.
+    page = range(first, first + (max(room * 3 // 4, 5) if sys.stderr.isatty() else PAGE))
     following = 0  # number of the token that a rejected draft stands before
     for line in lines(responses):
         following = line.number or following + 1

@@ -6,6 +6,9 @@ none is parsed and dropped.
 
 import json
 import math
+import shutil
+import sys
+import textwrap
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -223,7 +226,13 @@ PrefillStepSize = Annotated[int, typer.Option(min=1, help="Prompt tokens read at
 
 
 def note(text: str) -> None:
-    """Say something that is not the answer, on stderr."""
+    """Say something that is not the answer, on stderr; on a terminal lines break between words."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(
+            line if len(line) <= width else textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False)
+            for line in text.split("\n")
+        )
     typer.echo(text, err=True)
 
 

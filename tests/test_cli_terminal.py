@@ -16,6 +16,8 @@ from test_cli_chat import cold_start, text
 from test_cli_generate import LOSSLESS_NOTE, library
 
 from diversed_mlx import Conversation, Options, Sampling
+from diversed_mlx.cli.keyboard import BLOCK
+from diversed_mlx.cli.marks import CONTROLS, HEAT
 
 # A shell may have started these tests with Ctrl-C switched off, as for `make test &`; a person's shell has not.
 START = """
@@ -95,12 +97,21 @@ class Terminal:
         shown, self._unread = self._unread[:end], self._unread[end:]
         return shown
 
+    def write(self, keys: bytes) -> None:
+        """Type at once, as a paste does."""
+        os.write(self._master, keys)
+
     def rest(self) -> bytes:
         """Take everything up to the end of the process."""
         return self.read(size=1 << 30)
 
     def interrupt(self) -> None:
         os.write(self._master, b"\x03")
+
+
+def visible(responses) -> str:
+    """The text as a terminal gets it."""
+    return text(responses).translate(CONTROLS)
 
 
 def turns(pair, *messages: str) -> list[list]:
@@ -144,8 +155,8 @@ def test_ctrl_c_at_the_prompt_drops_the_line_and_leaves_the_session(session):
 def test_ctrl_c_stops_the_answer_and_leaves_the_session(session, pair):
     shown, end = session["stopped"].split("\nstopped\n")
     (whole,) = turns(pair, "hi")
-    assert text(whole).startswith(shown)
-    assert 0 < len(shown) < len(text(whole))
+    assert visible(whole).startswith(shown)
+    assert 0 < len(shown) < len(visible(whole))
     assert re.match(r"\d+ tokens \| ", end)
     assert end.endswith("GB\n>> ")
 
@@ -156,10 +167,10 @@ def test_the_turn_after_ctrl_c_is_that_of_a_cold_start(session, pair):
     # The interrupt may have come between remembering a token and showing it.
     replies = {shown}
     for end in range(len(whole)):
-        if text(whole[:end]) == shown:
-            replies.add(text(whole[: end + 1]))
-    answers = {text(cold_start(pair, "hi", reply, 60).ask("ho")) for reply in replies}
-    assert session["whole"].rsplit("\n", 2)[0] in answers
+        if visible(whole[:end]) == shown:
+            replies |= {text(whole[:end]), text(whole[: end + 1])}
+    answers = {visible(cold_start(pair, "hi", reply, 60).ask("ho")) for reply in replies}
+    assert session["whole"].rsplit("\n", 2)[0] in answers, (shown, replies)
 
 
 def test_ctrl_d_leaves_with_0(session):
@@ -283,3 +294,131 @@ def test_a_message_in_utf_8_is_understood_in_any_locale(checkpoints, pair):
 def test_python_m_runs_the_command():
     done = process([sys.executable, "-m", "diversed_mlx.cli.main", "--help"])
     assert b"generate" in done.stdout
+
+
+# Typing
+
+
+KEYBOARD = """
+import json, sys, time
+from pathlib import Path
+from diversed_mlx.cli.keyboard import Echo, Keyboard
+history, messages = map(Path, sys.argv[1:])
+keyboard, echo = Keyboard(history), Echo()
+with echo.session(), messages.open("a") as file:
+    with echo.silent():
+        print("busy", flush=True)
+        time.sleep(1)
+    while True:
+        try:
+            print(json.dumps(keyboard.read()), file=file, flush=True)
+        except EOFError:
+            break
+"""
+
+
+def type_messages(keys: list[bytes], tmp_path, *, busy: bool = False, **env: str) -> list[str]:
+    """Type keys, each at a prompt or all of them before the first; return the messages that came of them."""
+    (tmp_path / "messages").unlink(missing_ok=True)
+    script = [sys.executable, "-c", KEYBOARD, str(tmp_path / "home" / "history"), str(tmp_path / "messages")]
+    with Terminal(script, **env) as terminal:
+        terminal.read(until=b"busy\n" if busy else PROMPT)
+        for part in keys:
+            for at in range(0, len(part), 1000):  # as much as a terminal takes at a time
+                terminal.write(part[at : at + 1000])
+            terminal.read(until=PROMPT)
+        if busy:
+            terminal.read(until=PROMPT)
+        terminal.type(b"\x04")
+        terminal.rest()
+        assert terminal.process.wait(60) == 0
+    return [json.loads(line) for line in (tmp_path / "messages").read_text().splitlines()]
+
+
+LONG = "".join(chr(97 + i * i % 26) for i in range(10_000))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (b"one\\\ntwo\\\nthree\n", "one\ntwo\nthree"),
+        (BLOCK.encode() + b"one\n\n two\n" + BLOCK.encode() + b"\n", "one\n\n two"),
+        (BLOCK.encode() + b"one" + BLOCK.encode() + b"\n", "one"),
+        (LONG.encode() + b"\n", LONG),
+        ("grüß 😀\n".encode(), "grüß 😀"),
+    ],
+    ids=["backslash", "block", "block in a line", "10,000 characters", "UTF-8"],
+)
+def test_a_message_of_several_lines_or_of_10000_characters_comes_in_one_piece(tmp_path, keys, message):
+    assert type_messages([keys], tmp_path) == [message]
+
+
+def test_a_paste_in_brackets_is_one_message(tmp_path):
+    keys = b"\x1b[200~one\rtwo\r" + LONG[:5000].encode() + b"\x1b[201~\n"
+    assert type_messages([keys], tmp_path, TERM="xterm-256color") == ["one\ntwo\n" + LONG[:5000]]
+
+
+def test_what_is_typed_while_busy_is_not_lost(tmp_path):
+    assert type_messages([LONG.encode() + b"\n"], tmp_path, busy=True) == [LONG]
+
+
+def test_the_arrow_keys_find_what_an_earlier_session_asked(tmp_path):
+    first = b"one \\ two\n"
+    assert type_messages([first, b"\x1b[200~a\rb\x1b[201~\n"], tmp_path, TERM="xterm") == ["one \\ two", "a\nb"]
+    path = tmp_path / "home" / "history"
+    assert path.read_text() == "one \\\\ two\na\\nb\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert type_messages([b"\x1b[A\n", b"\x1b[A\x1b[A\x1b[A\n"], tmp_path, TERM="xterm") == ["a\nb", "one \\ two"]
+
+
+def test_the_history_is_limited(tmp_path):
+    path = tmp_path / "home" / "history"
+    path.parent.mkdir()
+    path.write_text("".join(f"{number}\n" for number in range(1500)))
+    assert type_messages([b"last\n", LONG.encode() + b"\n"], tmp_path) == ["last", LONG]
+    assert path.read_text().splitlines() == [*map(str, range(500, 1500)), "last"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in path.parent.iterdir()] == ["history"]
+
+
+def test_a_home_that_cannot_be_written_costs_the_history_only(tmp_path):
+    (tmp_path / "home").write_text("a file")
+    assert type_messages([b"one\n", b"two\n"], tmp_path) == ["one", "two"]
+
+
+# The screen
+
+
+def chat_on_a_screen(checkpoints, *args: object, keys: bytes = b"hi\n", columns: int = 60, **env: str) -> str:
+    """What a terminal shows of a chat with one message."""
+    with Terminal(
+        command("chat", checkpoints, *args), **{"TERM": "xterm-256color", "COLUMNS": str(columns), **env}
+    ) as t:
+        t.read(until=PROMPT)
+        t.type(keys)
+        shown = t.read(until=b"GB")
+        t.read(until=PROMPT)
+        t.type(b"q\n")
+        t.rest()
+    return shown.decode()
+
+
+def test_tokens_are_coloured_over_a_strip_of_weights_that_fits_the_screen(checkpoints, pair):
+    shown = chat_on_a_screen(checkpoints, "-m", 100, "--show-tokens", columns=40)
+    assert f"48;5;{HEAT[9]}m" in shown
+    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown).replace("\r", "").split("\n")
+    (answer,) = turns(pair, "hi")
+    strips = [line for line in plain if re.fullmatch(r"[ 9]*9", line)]
+    assert len(strips) >= 2
+    assert max(map(len, plain[:4])) <= 40
+    lines = [plain[plain.index(strip) - 1] for strip in strips[:1]]
+    assert visible(answer).startswith(lines[0].split("\n")[0][:5])
+
+
+def test_markdown_can_be_turned_off_and_plain_terminals_get_none(checkpoints, pair):
+    (answer,) = turns(pair, "hi")
+    for args, env in ((("--no-markdown",), {}), ((), {"NO_COLOR": "1"}), ((), {"TERM": "dumb"})):
+        shown = chat_on_a_screen(checkpoints, "-m", 60, *args, **env)
+        assert visible(answer) in shown.replace("\r", "")
+    shown = chat_on_a_screen(checkpoints, "-m", 60, NO_COLOR="")  # empty is unset
+    assert "\x1b[J" in shown
