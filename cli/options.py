@@ -6,12 +6,16 @@ none is parsed and dropped.
 
 import json
 import math
+import shutil
+import sys
+import textwrap
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diversed_mlx.cli.dial import MEANING, describe
 from diversed_mlx.errors import DiversedError
 
 if TYPE_CHECKING:
@@ -137,7 +141,7 @@ Head = Annotated[
 Strictness = Annotated[
     float | None,
     typer.Option(
-        callback=_number, help="dynamic: above 0 is stricter, below 0 more lenient than trained.",
+        callback=_number, help=f"dynamic: the dial of the head: {MEANING}.",
         rich_help_panel=VERIFYING, show_default="0",
     ),
 ]  # fmt: skip
@@ -222,7 +226,13 @@ PrefillStepSize = Annotated[int, typer.Option(min=1, help="Prompt tokens read at
 
 
 def note(text: str) -> None:
-    """Say something that is not the answer, on stderr."""
+    """Say something that is not the answer, on stderr; on a terminal lines break between words."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(
+            line if len(line) <= width else textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False)
+            for line in text.split("\n")
+        )
     typer.echo(text, err=True)
 
 
@@ -282,6 +292,7 @@ class VerifierFlags:
                 return self._with_head(pair)
 
     def _with_head(self, pair: "Pair") -> "Verifier":
+        from diversed_mlx.dial import nearest_setting
         from diversed_mlx.heads import find_head, load_head
         from diversed_mlx.verifiers import Dynamic, Lossless
 
@@ -290,7 +301,11 @@ class VerifierFlags:
             head = str(found)
             note(f"verifying with the head {head}")
         if head is not None:
-            return Dynamic(load_head(head, pair), strictness=self.strictness or 0.0)
+            verifier = Dynamic(load_head(head, pair), strictness=self.strictness or 0.0)
+            if self.strictness is not None or nearest_setting(verifier.head, 0.0) is not None:
+                for line in describe(verifier):
+                    note(line)
+            return verifier
         if self.verifier is VerifierName.dynamic:
             raise DiversedError("no head was trained for this pair on this machine: name one with --head")
         note("no head was trained for this pair: decoding is lossless (name a head with --head)")

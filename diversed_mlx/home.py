@@ -7,5 +7,5 @@ VARIABLE = "DIVERSED_HOME"
 
 
 def home() -> Path:
-    """The folder that DIVERSED_HOME names, by default ~/.cache/diversed; it need not exist."""
-    return Path(os.environ.get(VARIABLE, "~/.cache/diversed")).expanduser()
+    """The folder that DIVERSED_HOME names, or ~/.cache/diversed where that is unset or empty; it need not exist."""
+    return Path(os.environ.get(VARIABLE) or "~/.cache/diversed").expanduser()

@@ -12,7 +12,7 @@ from diversed_mlx import Cascade, DiversedError, Dynamic, EnsembleHead, Lenient,
 from diversed_mlx.answer import Response, stream_generate
 from diversed_mlx.block import Block
 from diversed_mlx.cli.main import app
-from diversed_mlx.cli.printer import lines_with_weights
+from diversed_mlx.cli.marks import lines_with_weights
 from diversed_mlx.conversation import chat_prompt
 from diversed_mlx.evaluation.methods import make_method, make_verifier
 from diversed_mlx.evaluation.runner import Answer, bootstrap, run, summarise
@@ -177,7 +177,13 @@ def test_lines_carry_a_strip_of_weights():
         response("bonus", 1.0, text="\n"),
         response("plain", None, text="\x1b[2J\x07"),
     ]
-    assert list(lines_with_weights(responses)) == ["ab[c]", "00555", "[d]ef", "555 9", "\ufffd[2J\ufffd", ""]
+    assert list(lines_with_weights(responses, colour=False)) == [
+        "ab[c]",
+        "00555",
+        "[d]ef",
+        "555 9",
+        "\ufffd[2J\ufffd",
+    ]
 
 
 @pytest.fixture
