@@ -17,7 +17,19 @@ PACKAGE = "diversed_mlx"
 # its own layer, so no cycle can form. A new unit gets its place here first.
 LAYERS = (
     ("errors", "sandboxed"),
-    ("acceptance", "block", "cache", "config", "draft_length", "head", "hub", "rewards", "sampling", "sandbox"),
+    (
+        "acceptance",
+        "block",
+        "cache",
+        "config",
+        "draft_length",
+        "head",
+        "hub",
+        "rewards",
+        "sampling",
+        "sandbox",
+        "theory",
+    ),
     ("context", "memory", "tasks", "verifiers"),
     ("lm",),
     ("pair",),
