@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from diversed_mlx.answer import Response
+    from diversed_mlx.evaluation.record import Token
     from diversed_mlx.stats import Stats
 
 COLOURS = {"accepted": typer.colors.GREEN, "corrected": typer.colors.RED, "bonus": typer.colors.CYAN}
@@ -49,7 +50,7 @@ def heat_scale() -> str:
     return "0 for the draft alone to 9 for the target alone"
 
 
-def lines_with_weights(responses: "Sequence[Response]") -> Iterator[str]:
+def lines_with_weights(responses: "Sequence[Response] | Sequence[Token]") -> Iterator[str]:
     """Lay out an answer in lines, each followed by a heat strip of the weights its tokens were verified with.
 
     A weight is a digit under each character of its token, from 0, the draft alone, to 9, the target alone; on a

@@ -23,6 +23,7 @@ LAYERS = (
         "cache",
         "config",
         "draft_length",
+        "files",
         "head",
         "hub",
         "rewards",
