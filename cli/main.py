@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from diversed_mlx.cli.bench import bench
 from diversed_mlx.cli.chat import chat
 from diversed_mlx.cli.convert import app as convert
 from diversed_mlx.cli.demo import demo
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command()(chat)
 app.command()(generate)
 app.command()(train)
+app.command()(bench)
 app.command()(demo)
 app.add_typer(convert, name="convert")
 

@@ -14,9 +14,14 @@ from .pair import Pair
 EMBEDDED_HEAD = Path(__file__).parent / "tiny" / "head"  # for the pair that ships in the package
 
 
+def cache_folder() -> Path:
+    """What this machine keeps: DIVERSED_HOME, by default ~/.cache/diversed."""
+    return Path(os.environ.get("DIVERSED_HOME", "~/.cache/diversed")).expanduser()
+
+
 def heads_folder() -> Path:
-    """Where trained heads are kept: `heads` in DIVERSED_HOME, by default in ~/.cache/diversed."""
-    return Path(os.environ.get("DIVERSED_HOME", "~/.cache/diversed")).expanduser() / "heads"
+    """Where trained heads are kept: `heads` in the cache folder."""
+    return cache_folder() / "heads"
 
 
 def identity(pair: Pair) -> dict[str, str]:
