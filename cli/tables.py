@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from diversed_mlx.cli.printer import use_colour
-
 if TYPE_CHECKING:
     from diversed_mlx.evaluation.intervals import Interval
     from diversed_mlx.evaluation.rows import Row
 
 FORMULA = "acceptance = accepted / proposed draft tokens; tokens/round = generated tokens / target passes"
-NARROW = 80  # columns where nobody looks, as in a file
+WIDTH = 80  # columns of a plain terminal
 
 
 class Column(NamedTuple):
@@ -25,19 +23,19 @@ class Column(NamedTuple):
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def _two(value: float) -> str:
-    return f"{value:.2f}"
+    return f"{100 * value:z.1f}"
 
 
 def _one(value: float) -> str:
-    return f"{value:.1f}"
+    return f"{value:z.1f}"
+
+
+def _two(value: float) -> str:
+    return f"{value:z.2f}"
 
 
 def _three(value: float) -> str:
-    return f"{value:.3f}"
+    return f"{value:z.3f}"
 
 
 def columns(metric: str) -> tuple[list[Column], list[Column]]:
@@ -47,11 +45,11 @@ def columns(metric: str) -> tuple[list[Column], list[Column]]:
         metric: what the task calls its reward.
     """
     agreement = [
-        Column(f"{metric} %", lambda r: r.quality, lambda r: r.quality_ci, _percent),
+        Column(f"{metric[:9]} %", lambda r: r.quality, lambda r: r.quality_ci, _percent),
         Column("less alone", lambda r: r.quality_difference, lambda r: r.quality_difference_ci, _percent),
         Column("acceptance %", lambda r: r.acceptance_rate, lambda r: r.acceptance_ci, _percent),
         Column("tokens/round", lambda r: r.tokens_per_round, lambda r: r.tokens_per_round_ci, _two),
-        Column("less theory", lambda r: r.prediction_error, lambda r: r.prediction_error_ci, _three),
+        Column("less theory", lambda r: r.prediction_error, lambda r: r.prediction_error_ci, _two),
     ]
     speed = [
         Column("tokens/s", lambda r: r.generation_tps, lambda r: r.generation_tps_ci, _one),
@@ -73,22 +71,27 @@ def print_tables(rows: "Sequence[Row]", metric: str, length: int | str, temp: fl
         length: K.
         temp: the temperature.
     """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(no_color=not use_colour(), width=None if use_colour() else NARROW)
-    typer.echo(f"\n{rows[0].n} questions, temperature {temp:g}, K = {length}; 95 % intervals under the figures")
+    typer.echo(f"{rows[0].n} questions, temperature {temp:g}, K = {length}; 95 % intervals under the figures")
     for group in columns(metric):
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-        table.add_column("method", no_wrap=True)
-        for column in group:
-            table.add_column(column.title, justify="right")
-        for row in rows:
-            table.add_row(row.method, *(_cell(column, row, "\n") for column in group))
-        console.print(table)
+        cells = [[row.method, *(_cell(column, row) for column in group)] for row in rows]
+        lines = [["method", *(column.title for column in group)]]
+        for row in cells:
+            lines += [[row[0], *(value for value, _ in row[1:])], ["", *(interval for _, interval in row[1:])]]
+        typer.echo("\n" + "\n".join(_aligned(lines)))
+    typer.echo()
     for line in notes(rows):
         typer.echo(line)
+
+
+def _aligned(lines: list[list[str]]) -> list[str]:
+    """Pad columns, the first to the right of its text and the others to the left, as far apart as the width allows."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    gap = " " * (2 if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else 1)
+    return [
+        gap.join([line[0].ljust(widths[0]), *(text.rjust(w) for text, w in zip(line[1:], widths[1:], strict=True))])
+        .rstrip()
+        for line in lines
+    ]  # fmt: skip
 
 
 def markdown_table(rows: "Sequence[Row]", metric: str) -> str:
@@ -102,7 +105,7 @@ def markdown_table(rows: "Sequence[Row]", metric: str) -> str:
     lines = ["| method | " + " | ".join(column.title for column in all_columns) + " |"]
     lines.append("|---" * (len(all_columns) + 1) + "|")
     for row in rows:
-        lines.append(f"| {row.method} | " + " | ".join(_cell(column, row, " ") for column in all_columns) + " |")
+        lines.append(f"| {row.method} | " + " | ".join(_joined(_cell(column, row)) for column in all_columns) + " |")
     return "\n".join([*lines, "", *notes(rows), ""])
 
 
@@ -115,7 +118,7 @@ def notes(rows: "Sequence[Row]") -> list[str]:
     lines = [
         FORMULA,
         "less alone: quality less that of the target alone, in points, examples paired",
-        "less theory: tokens/round less what its own drafts make expected; the interval should hold 0",
+        "less theory: tokens/round less what its own drafts make expected, with what chance alone allows around it",
         "speed-up: tokens/s over the target alone, on this machine; peak GB with both models loaded",
     ]
     unjudged = [f"{row.method} {row.unjudged}" for row in rows if row.unjudged]
@@ -124,11 +127,17 @@ def notes(rows: "Sequence[Row]") -> list[str]:
     return lines
 
 
-def _cell(column: Column, row: "Row", between: str) -> str:
+def _cell(column: Column, row: "Row") -> tuple[str, str]:
+    """A figure and its interval, either empty where there is none."""
     value, interval = column.value(row), column.interval(row)
     if value is None:
-        return "-"
+        return "-", ""
     if interval is None:
-        return column.write(value)
-    # A dash between the ends reads well unless one of them is negative.
-    return f"{column.write(value)}{between}({', '.join(column.write(end) for end in interval)})"
+        return column.write(value), ""
+    low, high = (column.write(end) for end in interval)
+    return column.write(value), f"{low} to {high}" if low.startswith("-") else f"{low}-{high}"
+
+
+def _joined(cell: tuple[str, str]) -> str:
+    value, interval = cell
+    return f"{value} ({interval})" if interval else value

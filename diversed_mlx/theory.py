@@ -75,15 +75,22 @@ def length_distribution(chances: Sequence[float]) -> list[float]:
     return [at_least - more for at_least, more in itertools.pairwise(reached)]
 
 
-def expected_tokens(chances: Sequence[float], ends: bool) -> float:
-    """Expected tokens of a round given its drafts: the accepted ones, and one of the target's behind them.
+def tokens_of_round(chances: Sequence[float], ends: bool) -> tuple[float, float]:
+    """Mean and variance of a round's tokens given its drafts: the accepted ones, and one of the target's behind them.
+
+    Summed over rounds, measured less expected tokens have mean 0 and the summed variance, whatever made an answer stop:
+    each round's drafts are known before its tokens (a martingale).
 
     Args:
         chances: as for `survival`, of the drafts up to the first stop token.
         ends: whether the last of them is a stop token. Accepted, it ends the answer and nothing follows.
     """
-    reached = survival(chances)
-    return float(1 + sum(reached) - (reached[-1] if ends else 0))
+    lengths = length_distribution(chances)
+    tokens = [i + 1 for i in range(len(lengths))]
+    if ends:
+        tokens[-1] -= 1
+    mean = sum(chance * n for chance, n in zip(lengths, tokens, strict=True))
+    return mean, sum(chance * (n - mean) ** 2 for chance, n in zip(lengths, tokens, strict=True))
 
 
 def tokens_per_round(acceptance: float, length: int) -> float:

@@ -144,10 +144,12 @@ def test_sums_by_hand():
     expected = (3.0 + 1.875 + 6 + 6 + 1) / 5
     assert static.predicted_tokens_per_round == pytest.approx(expected)
     assert static.prediction_error == pytest.approx(4 - expected)
-    # Two examples, each drawn twice with probability 1/4: the extremes are in the interval.
-    assert static.prediction_error_ci == pytest.approx(((12 - 13) / 3, (8 - 4.875) / 2))
+    # Variances: 4 or 2 tokens, 1/2 each: 1. Of 1 to 4 with 1/2, 1/4, 1/8, 1/8: 4.625 - 1.875^2. The others are certain.
+    half = 1.959964 * math.sqrt(1 + 4.625 - 1.875**2) / 5
+    assert static.prediction_error_ci == pytest.approx((4 - expected - half, 4 - expected + half))
     assert (alone.predicted_tokens_per_round, alone.prediction_error) == (1.0, 0.0)
     assert (alone.generation_tps, static.generation_tps) == (4.0, 5.0)
+    # Two examples, each drawn twice with probability 1/4: the extremes are in the interval.
     assert static.generation_tps_ci == (4.0, 8.0)
     assert (alone.speedup, static.speedup) == (1.0, 1.25)
     assert static.speedup_ci == (1.0, 2.0)

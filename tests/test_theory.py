@@ -34,9 +34,11 @@ def test_a_round_by_hand():
     assert theory.survival(chances) == pytest.approx([1, 0.5, 0.4])
     assert theory.expected_accepted(chances) == pytest.approx(1.9)
     assert theory.length_distribution(chances) == pytest.approx([0, 0.5, 0.1, 0.4])
-    assert theory.expected_tokens(chances, ends=False) == pytest.approx(2.9)
-    assert theory.expected_tokens(chances, ends=True) == pytest.approx(2.5)  # nothing follows a stop token: - 0.4
-    assert theory.expected_tokens([], ends=False) == 1  # plain decoding
+    # 2 tokens with 0.5, 3 with 0.1, 4 with 0.4: mean 2.9, mean of squares 9.3
+    assert theory.tokens_of_round(chances, ends=False) == pytest.approx((2.9, 9.3 - 2.9**2))
+    # Nothing follows a stop token: 3 tokens with 0.5 in all, so mean 2.5, mean of squares 6.5
+    assert theory.tokens_of_round(chances, ends=True) == pytest.approx((2.5, 6.5 - 2.5**2))
+    assert theory.tokens_of_round([], ends=False) == (1, 0)  # plain decoding
     assert theory.length_distribution([]) == [1.0]
 
 
@@ -44,7 +46,7 @@ def test_equal_independent_chances_by_hand():
     assert theory.tokens_per_round(0.5, 2) == pytest.approx(1.75)
     assert theory.tokens_per_round(0.8, 5) == pytest.approx((1 - 0.8**6) / 0.2)
     assert (theory.tokens_per_round(0, 5), theory.tokens_per_round(1, 5)) == (1, 6)
-    assert theory.expected_tokens([0.8] * 5, ends=False) == pytest.approx(theory.tokens_per_round(0.8, 5))
+    assert theory.tokens_of_round([0.8] * 5, ends=False)[0] == pytest.approx(theory.tokens_per_round(0.8, 5))
 
 
 def conditionals(seed, vocabulary):

@@ -6,7 +6,7 @@ It knows no model: a comparison can be read back, summed up and drawn on a machi
 from dataclasses import asdict, dataclass
 
 from ..block import Origin
-from ..theory import expected_tokens
+from ..theory import tokens_of_round
 
 DECIMALS = 6  # of weights and chances: enough for every figure, and a third of the line
 
@@ -46,9 +46,9 @@ class Round:
     ends: bool
 
     @property
-    def predicted_tokens(self) -> float | None:
-        """Tokens that were to be expected, given the drafts."""
-        return None if self.chances is None else expected_tokens(self.chances, self.ends)
+    def predicted(self) -> tuple[float, float] | None:
+        """Mean and variance of its tokens by theory, given the drafts."""
+        return None if self.chances is None else tokens_of_round(self.chances, self.ends)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +109,11 @@ class Answer:
         return sum(turn.accepted for turn in self.reply.rounds)
 
     @property
-    def predicted_tokens(self) -> float | None:
-        """Tokens that its rounds were to give by expectation; None where any of them is not known."""
-        predicted = [turn.predicted_tokens for turn in self.reply.rounds]
-        return None if None in predicted else sum(value for value in predicted if value is not None)
+    def predicted(self) -> tuple[float, float] | None:
+        """Mean and variance of its tokens by theory, summed over its rounds; None where any of them is not known."""
+        rounds = [turn.predicted for turn in self.reply.rounds]
+        known = [moments for moments in rounds if moments is not None]
+        return (sum(m for m, _ in known), sum(v for _, v in known)) if len(known) == len(rounds) else None
 
     def verified_weights(self) -> list[float]:
         """Weights on the target where a drafted token was verified."""

@@ -1,11 +1,12 @@
 """Sums a comparison up: a row a method, every figure with its interval and, where theory has one, its prediction."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from .intervals import Interval, bootstrap, difference_interval, mean_interval
+from .intervals import Interval, Z, bootstrap, difference_interval, mean_interval
 from .record import Answer
 
 
@@ -27,7 +28,8 @@ class Row:
         tokens_per_round_ci: its interval.
         predicted_tokens_per_round: what was to be expected given the drafts, see `theory`; None where not known.
         prediction_error: tokens_per_round less the prediction.
-        prediction_error_ci: its interval, which holds 0 where theory is right.
+        prediction_error_ci: its interval, from the variance that theory gives each round; it holds 0 in 95 of 100
+            comparisons if theory is right.
         seconds: mean time of a whole answer.
         seconds_ci: its interval.
         generation_tps: generated tokens / seconds of whole answers.
@@ -98,8 +100,7 @@ def _row(answers: list[Answer], alone: list[Answer] | None) -> Row:
     first = np.array([a.reply.first_token_seconds for a in answers])
     weight_sums = np.array([sum(a.verified_weights()) for a in answers])
     weight_counts = np.array([len(a.verified_weights()) for a in answers])
-    predicted = [a.predicted_tokens for a in answers]
-    error = None if None in predicted else tokens - np.array(predicted, dtype=float)
+    predicted = _predicted(answers)
     judged = np.array([a.quality for a in answers if a.quality is not None])
     drafted, weighed = proposed.sum() > 0, weight_counts.sum() > 0
     differences, speed = np.array([]), None
@@ -108,6 +109,7 @@ def _row(answers: list[Answer], alone: list[Answer] | None) -> Row:
         alone_tokens = np.array([len(a.reply.tokens) for a in alone])
         speed = [tokens, np.array([a.seconds for a in alone])], [seconds, alone_tokens]
     per_round = _ratio([tokens], [rounds])
+    error = None if predicted is None else per_round - predicted[0]
     return Row(
         method=answers[0].method,
         n=len(answers),
@@ -120,9 +122,11 @@ def _row(answers: list[Answer], alone: list[Answer] | None) -> Row:
         acceptance_ci=bootstrap([accepted], [proposed]) if drafted else None,
         tokens_per_round=per_round,
         tokens_per_round_ci=bootstrap([tokens], [rounds]),
-        predicted_tokens_per_round=None if error is None else per_round - _ratio([error], [rounds]),
-        prediction_error=None if error is None else _ratio([error], [rounds]),
-        prediction_error_ci=None if error is None else bootstrap([error], [rounds]),
+        predicted_tokens_per_round=None if predicted is None else predicted[0],
+        prediction_error=error,
+        prediction_error_ci=None
+        if error is None or predicted is None
+        else (error - predicted[1], error + predicted[1]),
         seconds=float(seconds.mean()),
         seconds_ci=bootstrap([seconds], [ones]),
         generation_tps=_ratio([tokens], [seconds]),
@@ -135,6 +139,16 @@ def _row(answers: list[Answer], alone: list[Answer] | None) -> Row:
         mean_target_weight_ci=bootstrap([weight_sums], [weight_counts]) if weighed else None,
         peak_memory_gb=max(a.peak_memory_gb for a in answers),
     )
+
+
+def _predicted(answers: list[Answer]) -> tuple[float, float] | None:
+    """Tokens of a round by theory, and how far chance alone takes the measured ones from them in 95 %."""
+    moments = [a.predicted for a in answers]
+    known = [m for m in moments if m is not None]
+    if len(known) < len(moments):
+        return None
+    rounds = sum(len(a.reply.rounds) for a in answers)
+    return sum(mean for mean, _ in known) / rounds, Z * math.sqrt(sum(variance for _, variance in known)) / rounds
 
 
 def _differences(answers: list[Answer], alone: list[Answer]) -> np.ndarray:
