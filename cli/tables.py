@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from diversed_mlx.evaluation.intervals import Interval
     from diversed_mlx.evaluation.rows import Row
 
-FORMULA = "acceptance = accepted / proposed draft tokens; tokens/round = generated tokens / target passes"
+FORMULA = "acceptance = accepted / proposed draft tokens"
 WIDTH = 80  # columns of a plain terminal
 
 
@@ -117,13 +117,15 @@ def notes(rows: "Sequence[Row]") -> list[str]:
     """
     lines = [
         FORMULA,
-        "less alone: quality less that of the target alone, in points, examples paired",
-        "less theory: tokens/round less what its own drafts make expected, with what chance alone allows around it",
-        "speed-up: tokens/s over the target alone, on this machine; peak GB with both models loaded",
+        "tokens/round = generated tokens / target passes",
+        "less alone: quality less the target alone's, in points, examples paired",
+        "less theory: tokens/round less what the drafts make expected; chance's range",
+        "speed-up: tokens/s over the target alone's, on this machine, examples paired",
+        "peak GB: with both models loaded, whatever the method uses",
     ]
     unjudged = [f"{row.method} {row.unjudged}" for row in rows if row.unjudged]
     if unjudged:
-        lines.append(f"NOT JUDGED and left out of the quality: {', '.join(unjudged)} of {rows[0].n} answers")
+        lines.append(f"NOT JUDGED, left out of the quality: {', '.join(unjudged)} of {rows[0].n} answers")
     return lines
 
 

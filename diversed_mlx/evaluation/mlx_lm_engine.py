@@ -15,6 +15,7 @@ from mlx_lm.sample_utils import make_sampler
 from ..block import Origin
 from ..errors import DiversedError
 from ..pair import Pair
+from ..text import Detokenizer
 from .engine import Settings
 from .record import Reply, Round, Token
 
@@ -51,7 +52,7 @@ class MlxLm:
             room = min(room, self.pair.context_length - len(prompt))
         mx.random.seed(seed)  # its samplers draw from the global state
         began, first = time.perf_counter(), 0.0
-        texts: list[str] = []
+        ids: list[int] = []
         drafted: list[bool] = []
         for response in stream_generate(
             self.pair.target.model,
@@ -63,8 +64,9 @@ class MlxLm:
             sampler=make_sampler(temp=sampling.temp, top_p=sampling.top_p, min_p=sampling.min_p, top_k=sampling.top_k),
         ):
             first = first or time.perf_counter() - began
-            texts.append(response.text)
+            ids.append(response.token)
             drafted.append(response.from_draft)
+        texts = self._texts(ids)
         tokens: list[Token] = []
         rounds: list[Round] = []
         for accepted, ended in runs(drafted):
@@ -77,6 +79,12 @@ class MlxLm:
                 tokens.append(Token(text=texts[len(tokens)], origin=origin, target_weight=None))
             rounds.append(Round(proposed=proposed, accepted=accepted, tokens=len(origins), chances=None, ends=False))
         return Reply(tokens=tokens, rounds=rounds, first_token_seconds=first)
+
+    def _texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token, read as this library's engine reads it: models are compared, not detokenizers."""
+        detokenizer = Detokenizer(self.pair.tokenizer)
+        texts = [detokenizer.finish() if i in self.pair.stop_tokens else detokenizer.add(i) for i in ids]
+        return [*texts[:-1], texts[-1] + detokenizer.finish()] if texts else []
 
 
 def runs(drafted: Sequence[bool]) -> list[tuple[int, bool]]:
