@@ -1,7 +1,6 @@
 """`diversed demo`: problems answered in each way and measured, offline, on the embedded pair."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diversed_mlx.cli.marks import lines_with_weights
-from diversed_mlx.cli.options import Temp, note
+from diversed_mlx.cli.options import Temp, device, note
 from diversed_mlx.cli.printer import legend, use_colour
 from diversed_mlx.errors import DiversedError
 
 if TYPE_CHECKING:
-    from diversed_mlx.evaluation.runner import Answer, Row
+    from diversed_mlx.evaluation.record import Answer
+    from diversed_mlx.evaluation.rows import Row
 
 TOLD = 2  # problems whose answers are printed
 TITLES = {"none": "target alone", "draft": "draft alone"}
@@ -26,7 +26,7 @@ def demo(
         str,
         typer.Option(
             help="What is compared, by commas: none, draft, lossless, static:W, dynamic[:S], lenient:L, cascade-opt:A, "
-            "cascade-token:A."
+            "cascade-token:A, mlx-lm."
         ),
     ] = "none,lossless,static:0.95,dynamic",
     head: Annotated[
@@ -43,8 +43,11 @@ def demo(
     """Answer word problems with the embedded pair, side by side, and measure each way."""
     from tqdm import tqdm
 
-    from diversed_mlx.evaluation.methods import make_method
-    from diversed_mlx.evaluation.runner import run, summarise
+    from diversed_mlx.evaluation.engine import Settings
+    from diversed_mlx.evaluation.methods import expand, make_method
+    from diversed_mlx.evaluation.rows import summarise
+    from diversed_mlx.evaluation.runner import run
+    from diversed_mlx.files import write_whole
     from diversed_mlx.heads import find_head, load_head, other_task
     from diversed_mlx.pair import load_pair
     from diversed_mlx.sampling import Sampling
@@ -57,7 +60,7 @@ def demo(
     trained = load_head(found, pair) if found is not None else None
     if trained is not None and (other := other_task(trained, "arithmetic")) is not None:
         note(f"warning: the head {found} was trained for {other}: expect less quality on other tasks")
-    compared = {method: make_method(method, pair, trained) for method in methods.split(",")}
+    compared = {method: make_method(method, pair, trained) for method in expand(methods)}
     task = Arithmetic()
     answers: list[Answer] = []
     results = run(
@@ -65,8 +68,7 @@ def demo(
         task,
         task.examples("test", n_examples, seed),
         compared,
-        sampling=Sampling(temp=temp),
-        num_draft_tokens=num_draft_tokens,
+        Settings(sampling=Sampling(temp=temp), num_draft_tokens=num_draft_tokens, max_tokens=task.max_tokens),
         seed=seed,
     )
     typer.echo("A small draft proposes, a larger target checks: how strictly is the question.")
@@ -84,20 +86,21 @@ def demo(
     if json_file is not None:
         described = {
             "task": task.name, "n": n_examples, "temp": temp, "num_draft_tokens": num_draft_tokens, "seed": seed,
-            "device": _device(), "rows": [row.to_json() for row in rows],
+            "device": device(), "rows": [row.to_json() for row in rows],
         }  # fmt: skip
-        _write(json_file, json.dumps(described, indent=2) + "\n")
+        write_whole(json_file, json.dumps(described, indent=2) + "\n")
+        note(f"wrote {json_file}")
 
 
 def _tell(answers: "Sequence[Answer]", methods: list[str]) -> None:
-    for question in dict.fromkeys(answer.example.question for answer in answers):
+    for question in dict.fromkeys(answer.question for answer in answers):
         typer.echo(f"\n{question}")
-        told = {answer.method: answer for answer in answers if answer.example.question == question}
+        told = {answer.method: answer for answer in answers if answer.question == question}
         for method in methods:
             answer = told[method]
             verdict = "right" if answer.quality == 1 else "wrong"
-            typer.echo(f"\n  {TITLES.get(method, method)} ({verdict}, {answer.stats.rounds} target passes)")
-            for line in lines_with_weights(answer.responses, colour=use_colour()):
+            typer.echo(f"\n  {TITLES.get(method, method)} ({verdict}, {len(answer.reply.rounds)} target passes)")
+            for line in lines_with_weights(answer.reply.tokens, colour=use_colour()):
                 typer.echo(f"    {line}")
 
 
@@ -127,25 +130,3 @@ def _share(value: float | None, interval: tuple[float, float] | None) -> str:
     if value is None or interval is None:
         return "-"
     return f"{value:.1%} [{interval[0]:.1%}, {interval[1]:.1%}]"
-
-
-def _device() -> str:
-    import platform
-    from importlib.metadata import version
-
-    import mlx.core as mx
-
-    return f"{platform.system()} {platform.machine()}, MLX {version('mlx')} {mx.default_device()}"
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        try:
-            partial.write_text(text, encoding="utf-8")
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise DiversedError(f"cannot write {path}: {error.strerror}") from error
-    note(f"wrote {path}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from diversed_mlx.cli.bench import bench
 from diversed_mlx.cli.chat import chat
 from diversed_mlx.cli.convert import app as convert
 from diversed_mlx.cli.demo import demo
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.command(cls=Command)(chat)
 app.command(cls=Command)(generate)
 app.command(cls=Command)(train)
+app.command(cls=Command)(bench)
 app.command(cls=Command)(demo)
 app.command(cls=Command)(tune)
 app.command(cls=Command)(doctor)

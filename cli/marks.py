@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from diversed_mlx.answer import Response
+    from diversed_mlx.evaluation.record import Token
 
 COLOURS = {"accepted": typer.colors.GREEN, "corrected": typer.colors.RED, "bonus": typer.colors.CYAN}
 MARKS = {"corrected": "[{}]", "bonus": "({})"}  # where there is no colour
@@ -81,7 +82,7 @@ class TokenMarks:
         return heat(cells, digit) if self._colour and cells else cells
 
 
-def lines_with_weights(responses: "Iterable[Response]", *, colour: bool) -> Iterator[str]:
+def lines_with_weights(responses: "Iterable[Response] | Iterable[Token]", *, colour: bool) -> Iterator[str]:
     """Lay out a whole answer in lines, each followed by its strip if its tokens have weights.
 
     Args:

@@ -236,6 +236,16 @@ def note(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def device() -> str:
+    """What measures here, for files of figures."""
+    import platform
+    from importlib.metadata import version
+
+    import mlx.core as mx
+
+    return f"{platform.system()} {platform.machine()}, MLX {version('mlx')} {mx.default_device()}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class VerifierFlags:
     """The flags that say how drafts are checked, as they were given; None is not given.

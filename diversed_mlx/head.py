@@ -5,6 +5,7 @@ state, draft first, whose two outputs are the draft's and the target's share. Th
 two files on disk; which head belongs to which pair is `heads.py`.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from .errors import DiversedError
 
@@ -64,6 +66,14 @@ class EnsembleHead(nn.Module):
     def metadata(self) -> dict:
         """What `head.json` records beside the sizes."""
         return self._metadata
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the weights, by which a head is known again."""
+        digest = hashlib.sha256()
+        for array in (self.summary.weight, self.summary.bias):
+            digest.update(np.array(array.astype(mx.float32)).tobytes())
+        return digest.hexdigest()[:16]
 
     def logit(self, draft_hidden: mx.array, target_hidden: mx.array) -> mx.array:
         """Logit z = z_1 - z_0 of the weight on the target.

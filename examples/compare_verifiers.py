@@ -3,8 +3,10 @@
 import sys
 
 from diversed_mlx import Sampling, load_head, load_pair
+from diversed_mlx.evaluation.engine import Settings
 from diversed_mlx.evaluation.methods import make_method
-from diversed_mlx.evaluation.runner import run, summarise
+from diversed_mlx.evaluation.rows import summarise
+from diversed_mlx.evaluation.runner import run
 from diversed_mlx.heads import find_head
 from diversed_mlx.tasks.arithmetic import Arithmetic
 
@@ -22,8 +24,7 @@ def main(n_examples: str = "8") -> None:
         task,
         task.examples("test", int(n_examples)),
         {name: make_method(name, pair, head) for name in METHODS},
-        sampling=Sampling(temp=1.0),
-        num_draft_tokens=4,
+        Settings(sampling=Sampling(temp=1.0), num_draft_tokens=4, max_tokens=task.max_tokens),
         seed=0,
     )
     for row in summarise(list(answers)):

@@ -17,8 +17,20 @@ PACKAGE = "diversed_mlx"
 # its own layer, so no cycle can form. A new unit gets its place here first.
 LAYERS = (
     ("aliases", "errors", "home", "machine", "sandboxed"),
-    ("acceptance", "block", "cache", "config", "draft_length", "head", "hub", "rewards", "sampling", "sandbox"),
-    ("context", "dial", "memory", "tasks", "verifiers"),
+    (
+        "acceptance",
+        "block",
+        "cache",
+        "config",
+        "draft_length",
+        "files",
+        "head",
+        "hub",
+        "rewards",
+        "sampling",
+        "sandbox",
+    ),
+    ("context", "dial", "memory", "tasks", "theory", "verifiers"),
     ("lm",),
     ("pair",),
     ("heads",),
