@@ -8,7 +8,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
+from mlx_lm import convert
 from test_cli_errors import DAMAGES, MAMBA, cut
 from test_cli_generate import run, save_head
 from tiny import LLAMA, write_model, write_tokenizer
@@ -27,6 +29,7 @@ from diversed_mlx.doctor.environment import (
 )
 from diversed_mlx.doctor.finding import Finding, ready
 from diversed_mlx.doctor.models import check_models
+from diversed_mlx.lm import LM
 from diversed_mlx.machine import Machine, blas_in_use, openblas_here, this_machine
 
 ROOT = Path(__file__).parents[1]
@@ -253,9 +256,32 @@ def test_memory_that_does_not_suffice_says_what_fits(checkpoints, monkeypatch):
 
 
 def of_weights(folder: Path) -> int:
-    from diversed_mlx.lm import LM
-
     return LM.load(folder, lazy=True).nbytes
+
+
+@pytest.mark.parametrize("name", ["target", "gemma-target"])
+def test_the_bytes_of_a_cache_are_those_of_one_that_was_filled(checkpoints, name):
+    lm = LM.load(checkpoints[name])
+    cache = lm.make_cache()
+    for start in range(0, 700, 100):
+        lm(mx.arange(100) % 256 + start % 2, cache)
+    mx.eval(cache.arrays())
+    told = LM.load(checkpoints[name], lazy=True).cache_bytes(700)
+    # What windows retain varies by a step, and buffers grow in steps of 256 tokens from where they were.
+    assert told == pytest.approx(cache.nbytes, rel=0.5)
+    assert told >= 700 * 128  # one layer that holds everything: 2 heads, 8 wide, keys and values, 4 bytes
+
+
+def test_number_formats_are_told_apart(tmp_path):
+    config = LLAMA | {"hidden_size": 64}
+    plain = LM.load(write_model(tmp_path / "plain", config), lazy=True)
+    assert plain.number_format == "float32"
+    convert(
+        str(tmp_path / "plain"), str(tmp_path / "small"), quantize=True, q_group_size=32, q_bits=4, dtype="bfloat16"
+    )
+    small = LM.load(tmp_path / "small", lazy=True)
+    assert small.number_format == "4 bits in groups of 32, bfloat16"
+    assert small.fingerprint == plain.fingerprint
 
 
 def test_the_same_model_twice_is_loaded_once_and_works(checkpoints):
