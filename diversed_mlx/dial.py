@@ -1,7 +1,8 @@
 """What a head's dial is known to do: the figures that `head.json` records, by strictness, and the nearest of them.
 
-`head.json` keeps them under "bench", a list of objects with the fields of `Setting`. Where it has none for strictness
-0, the held-out figures of the head's own training speak for it. Knows no model; who measures is `evaluation/`.
+`head.json` keeps them under "bench", a list of objects with the fields of `Setting`. The held-out figures of training
+are not among them: its acceptance is that of a single token, not accepted / proposed. Knows no model; who measures is
+`evaluation/`.
 """
 
 import dataclasses
@@ -62,8 +63,6 @@ def settings(head: EnsembleHead) -> list[Setting]:
     """
     recorded = head.metadata.get(BENCH)
     found = [one for value in (recorded if isinstance(recorded, list) else []) if (one := _setting(value)) is not None]
-    if all(setting.strictness != 0 for setting in found) and (trained := _from_training(head.metadata)) is not None:
-        found.append(trained)
     return sorted(found, key=lambda setting: setting.strictness)
 
 
@@ -119,22 +118,5 @@ def _setting(value: Any) -> Setting | None:
     names = [field.name for field in dataclasses.fields(Setting)]
     try:
         return Setting(**{name: value[name] for name in names if name != "num_draft_tokens" or name in value})
-    except (DiversedError, KeyError, TypeError):
-        return None
-
-
-def _from_training(metadata: dict) -> Setting | None:
-    """What training measured on held-out questions, None where `head.json` does not tell."""
-    try:
-        metrics, recipe = metadata["metrics"], metadata["recipe"]
-        return Setting(
-            strictness=0.0,
-            acceptance_rate=metrics["held_out"]["acceptance_rate"],
-            quality=metrics["held_out"]["quality"],
-            target_quality=metrics["target_alone"]["quality"],
-            task=metadata["task"],
-            n=metrics["held_out_examples"],
-            temp=recipe["temp"],
-        )
     except (DiversedError, KeyError, TypeError):
         return None

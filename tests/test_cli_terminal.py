@@ -17,6 +17,7 @@ from test_cli_generate import LOSSLESS_NOTE, library
 
 from diversed_mlx import Conversation, Options, Sampling
 from diversed_mlx.cli.marks import CONTROLS, HEAT
+from diversed_mlx.cli.slash import HELP
 
 # A shell may have started these tests with Ctrl-C switched off, as for `make test &`; a person's shell has not.
 START = """
@@ -142,9 +143,9 @@ def session(checkpoints) -> dict[str, str | int]:
 
 
 def test_a_terminal_is_greeted_with_the_commands(session):
-    note, commands, prompt = session["greeting"].split("\n")
-    assert (note, prompt) == (LOSSLESS_NOTE, ">> ")
-    assert "Ctrl-C" in commands
+    words = " ".join(session["greeting"].split())  # long lines break between words
+    assert words == f"{LOSSLESS_NOTE} {HELP} >>"
+    assert max(map(len, session["greeting"].split("\n"))) <= 80
 
 
 def test_ctrl_c_at_the_prompt_drops_the_line_and_leaves_the_session(session):
@@ -203,7 +204,7 @@ def test_a_terminal_shows_tokens_in_colour_unless_told_otherwise(checkpoints):
     with Terminal(arguments, TERM="xterm-256color") as terminal:
         shown = terminal.rest()
     assert b"\x1b[32maccepted\x1b[0m, \x1b[31mcorrected\x1b[0m, \x1b[36mbonus\x1b[0m" in shown
-    assert b"\x1b[31m" in shown.splitlines()[2]
+    assert b"\x1b[31m" in shown.splitlines()[3]
     with Terminal(arguments, TERM="xterm-256color", NO_COLOR="1") as terminal:
         shown = terminal.rest()
     assert b"tokens: accepted, [corrected], (bonus)" in shown
@@ -293,6 +294,24 @@ def test_a_message_in_utf_8_is_understood_in_any_locale(checkpoints, pair):
 def test_python_m_runs_the_command():
     done = process([sys.executable, "-m", "diversed_mlx.cli.main", "--help"])
     assert b"generate" in done.stdout
+
+
+def test_a_key_that_bounces_stops_the_answer_and_not_the_session(checkpoints):
+    slow = command("chat", {**checkpoints, "draft": checkpoints["adversary"]}, "-m", 200, "--num-draft-tokens", 32)
+    with Terminal(slow) as terminal:
+        terminal.read(until=PROMPT)
+        terminal.type(b"hi\n")
+        terminal.read(size=4)
+        for _ in range(5):
+            terminal.interrupt()
+            time.sleep(0.005)
+        shown = terminal.read(until=PROMPT)
+        assert shown.count(b"stopped\n") == 1
+        terminal.type(b"/stats\n")
+        assert b"session: 1 answer" in terminal.read(until=PROMPT)
+        terminal.type(b"\x04")
+        terminal.rest()
+        assert terminal.process.wait(60) == 0
 
 
 # The screen

@@ -64,19 +64,11 @@ def test_the_nearest_setting(strictness, found):
     assert nearest_setting(head, strictness) == found
 
 
-def test_without_a_bench_the_figures_of_training_speak_for_strictness_0():
-    head = EnsembleHead(3, 5, TRAINED)
-    expected = Setting(
-        strictness=0.0, acceptance_rate=0.6, quality=0.3, target_quality=0.4, task="xsum", n=32, temp=0.7
-    )
-    assert settings(head) == [expected]
-    both = EnsembleHead(3, 5, TRAINED | {"bench": [dataclasses.asdict(AT_2)]})
-    assert settings(both) == [expected, AT_2]
-    measured = EnsembleHead(3, 5, TRAINED | {"bench": [dataclasses.asdict(AT_0)]})
-    assert settings(measured) == [AT_0]
+def test_the_figures_of_training_are_another_kind_of_acceptance_and_no_setting():
+    assert settings(EnsembleHead(3, 5, TRAINED)) == []
 
 
-def test_the_head_that_ships_tells_what_training_measured():
+def test_the_head_that_ships_was_measured():
     found = nearest_setting(EnsembleHead.load(EMBEDDED_HEAD), 0.0)
     assert found is not None
     assert (found.strictness, found.task) == (0.0, "arithmetic")
