@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from diversed_mlx.evaluation.engine import Method
     from diversed_mlx.evaluation.log import AnswerLog
     from diversed_mlx.evaluation.record import Answer
+    from diversed_mlx.evaluation.rows import Row
     from diversed_mlx.head import EnsembleHead
     from diversed_mlx.pair import Pair
 
 METHODS = "none,lossless,lenient:0.5,cascade-opt:0.2,cascade-token:0.2,static:0.5..1.0:0.1,mlx-lm"
 DATA, FILES = "Data", "Files and progress"
+FRONT, ROUNDS, WEIGHTS = "Quality against acceptance and time", "Accepted lengths", "Weight along an answer"
+PICTURES = {FRONT: "", ROUNDS: "-rounds", WEIGHTS: "-weights"}  # what --plot adds to the file's name
 
 
 def bench(
@@ -109,13 +112,25 @@ def bench(
         Path | None,
         typer.Option("--markdown", metavar="FILE", help="Write the table for a README.", rich_help_panel=FILES),
     ] = None,
+    plot_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw quality against acceptance and time (png, svg or pdf), and beside it "
+            "FILE-rounds and FILE-weights.",
+            rich_help_panel=FILES,
+        ),
+    ] = None,
+    html_file: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write it all on one page.", rich_help_panel=FILES),
+    ] = None,
 ) -> None:
     """Compare methods on a task, side by side."""
     if (task is None) == (task_file is None):
         raise typer.BadParameter("name one task, or give a --task-file")
-    for path in (json_file, markdown_file):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise DiversedError(f"cannot write {path}: its folder does not exist")
+    _check_files(plot_file, html_file, json_file, markdown_file)
 
     from diversed_mlx.evaluation.engine import Settings
     from diversed_mlx.evaluation.log import AnswerLog
@@ -177,16 +192,50 @@ def bench(
         "seed": seed, "device": flags.device(), "metric": wanted.metric, "setting": setting,
         "rows": [row.to_json() for row in rows],
     }  # fmt: skip
+    from diversed_mlx.cli.page import page
     from diversed_mlx.cli.tables import markdown_table, print_tables
 
     print_tables(rows, wanted.metric, settings.num_draft_tokens, temp)
-    for path, content in (
-        (json_file, json.dumps(described, indent=2) + "\n"),
-        (markdown_file, markdown_table(rows, wanted.metric)),
-    ):
-        if path is not None:
-            write_whole(path, content)
-            note(f"wrote {path}")
+    title = f"{wanted.name}: {n_examples} questions, temperature {temp:g}, K = {settings.num_draft_tokens}"
+    files: dict[Path, str | bytes] = {}
+    if json_file is not None:
+        files[json_file] = json.dumps(described, indent=2) + "\n"
+    if markdown_file is not None:
+        files[markdown_file] = markdown_table(rows, wanted.metric)
+    if plot_file is not None:
+        for name, picture in _pictures(rows, answers, wanted.metric, title, plot_file.suffix[1:]).items():
+            files[plot_file.with_stem(plot_file.stem + PICTURES[name])] = picture
+    if html_file is not None:
+        pictures = _pictures(rows, answers, wanted.metric, title, "png")
+        files[html_file] = page(rows, answers, wanted.metric, title, pictures)
+    for path, content in files.items():
+        write_whole(path, content)
+        note(f"wrote {path}")
+
+
+def _check_files(plot: Path | None, html: Path | None, *others: Path | None) -> None:
+    """Refuse what could not be written in the end, before anything is measured."""
+    from diversed_mlx.evaluation.plots import SUFFIXES, require_matplotlib
+
+    for path in (plot, html, *others):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise DiversedError(f"cannot write {path}: its folder does not exist")
+    if plot is not None and plot.suffix[1:] not in SUFFIXES:
+        raise typer.BadParameter(f"--plot {plot}: the name must end in .{', .'.join(SUFFIXES)}")
+    if plot is not None or html is not None:
+        require_matplotlib()
+
+
+def _pictures(rows: "list[Row]", answers: "list[Answer]", metric: str, title: str, suffix: str) -> dict[str, bytes]:
+    """Every picture that the comparison has something for, by what it shows."""
+    from diversed_mlx.evaluation import plots
+
+    drawn = {FRONT: plots.front_figure(rows, metric, title)}
+    if any(turn.chances for answer in answers for turn in answer.reply.rounds):
+        drawn[ROUNDS] = plots.rounds_figure(answers)
+    if (example := plots.weighed_example(answers)) is not None:
+        drawn[WEIGHTS] = plots.weights_figure(example)
+    return {name: plots.image(figure, suffix) for name, figure in drawn.items()}
 
 
 def _head(pair: "Pair", task: str, named: str | None, methods: list[str], *, default: bool) -> "EnsembleHead | None":

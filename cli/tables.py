@@ -73,7 +73,7 @@ def print_tables(rows: "Sequence[Row]", metric: str, length: int | str, temp: fl
     """
     typer.echo(f"{rows[0].n} questions, temperature {temp:g}, K = {length}; 95 % intervals under the figures")
     for group in columns(metric):
-        cells = [[row.method, *(_cell(column, row) for column in group)] for row in rows]
+        cells = [[row.method, *(cell(column, row) for column in group)] for row in rows]
         lines = [["method", *(column.title for column in group)]]
         for row in cells:
             lines += [[row[0], *(value for value, _ in row[1:])], ["", *(interval for _, interval in row[1:])]]
@@ -105,7 +105,7 @@ def markdown_table(rows: "Sequence[Row]", metric: str) -> str:
     lines = ["| method | " + " | ".join(column.title for column in all_columns) + " |"]
     lines.append("|---" * (len(all_columns) + 1) + "|")
     for row in rows:
-        lines.append(f"| {row.method} | " + " | ".join(_joined(_cell(column, row)) for column in all_columns) + " |")
+        lines.append(f"| {row.method} | " + " | ".join(_joined(cell(column, row)) for column in all_columns) + " |")
     return "\n".join([*lines, "", *notes(rows), ""])
 
 
@@ -129,8 +129,13 @@ def notes(rows: "Sequence[Row]") -> list[str]:
     return lines
 
 
-def _cell(column: Column, row: "Row") -> tuple[str, str]:
-    """A figure and its interval, either empty where there is none."""
+def cell(column: Column, row: "Row") -> tuple[str, str]:
+    """A figure and its interval as text, a dash and nothing where there is none.
+
+    Args:
+        column: which figure.
+        row: whose.
+    """
     value, interval = column.value(row), column.interval(row)
     if value is None:
         return "-", ""

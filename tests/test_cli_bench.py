@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,48 @@ def test_a_comparison_is_told_and_written(models, tmp_path):
     table = (tmp_path / "out.md").read_text()
     assert [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")] == ["method", *names]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+class Tags(HTMLParser):
+    """Collects what a browser would find: tags with attributes, and text."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.said = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.said.append(data)
+
+
+def test_pictures_and_a_page_that_needs_nothing_beside_it(models, tmp_path):
+    pytest.importorskip("matplotlib")
+    hostile = "<script>alert('q')</script> & \"quoted\""
+    (tmp_path / "task.py").write_text(TASK.replace('f"{split} {i}"', f"{hostile!r} + str(i)"))
+    done = bench(
+        *models, "--methods", "none,lossless,static:0.5,lenient:0.5,mlx-lm", "--n-examples", 4,
+        "--plot", tmp_path / "p.png", "--html", tmp_path / "p.html",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    for name in ("p.png", "p-rounds.png", "p-weights.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    found = Tags()
+    found.feed((tmp_path / "p.html").read_text())
+    names = [tag for tag, _ in found.tags]
+    assert "script" not in names
+    assert names.count("img") == 3
+    assert names.count("tr") == 1 + 5
+    assert all(attrs["src"].startswith("data:image/png;base64,") for tag, attrs in found.tags if tag == "img")
+    assert not [attrs for tag, attrs in found.tags if tag == "link" or "http" in str(attrs.get("src", ""))]
+    assert hostile + "0" in "".join(found.said)  # word for word, as text
+    # Every token of the first three examples, and three that explain the colours.
+    log = (tmp_path / "home" / "bench").glob("*/answers.jsonl")
+    answers = [json.loads(line) for line in next(log).read_text().splitlines()[1:]]
+    tokens = sum(len(answer["reply"]["tokens"]) for answer in answers if answer["number"] < 3)
+    assert sum("t" in attrs.get("class", "").split() for tag, attrs in found.tags if tag == "span") == tokens + 3
+    assert "prefers-color-scheme: dark" in (tmp_path / "p.html").read_text()
 
 
 def test_greedy_rounds_are_as_predicted_and_mlx_lm_says_the_same(models, tmp_path):
@@ -204,6 +247,8 @@ def test_a_damaged_log_is_one_line(models, tmp_path, damage, message):
         (("--methods", "mlx-lm", "--num-draft-tokens", "auto"), 1, "a fixed number of tokens, not auto"),
         (("--n-examples", "1"), 2, "--n-examples"),
         (("--json", "nowhere/out.json"), 1, "its folder does not exist"),
+        (("--plot", "picture.gif"), 2, "must end in .png, .svg, .pdf"),
+        (("--html", "nowhere/page.html"), 1, "its folder does not exist"),
         (("--resume", "--output", "nowhere"), 1, "holds no comparison to go on with"),
         (("gsm8k",), 2, "name one task"),
     ],
