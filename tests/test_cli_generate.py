@@ -25,7 +25,7 @@ from diversed_mlx import (
     stream_generate,
 )
 from diversed_mlx.cli.main import app
-from diversed_mlx.cli.printer import PlainScreen
+from diversed_mlx.cli.printer import PlainScreen, use_colour
 from diversed_mlx.conversation import chat_prompt
 from diversed_mlx.lm import LM
 
@@ -453,3 +453,23 @@ def test_an_interrupt_exits_with_130_and_no_traceback(checkpoints, monkeypatch):
 
     monkeypatch.setattr(PlainScreen, "add", interrupted)
     assert generate(checkpoints, "-p", "hi", code=130).stderr == LOSSLESS_NOTE + "\n"
+
+
+@pytest.mark.parametrize("typed", ["hi", "hi\n", "hi\r\n"])
+def test_the_newline_that_echo_adds_is_no_part_of_a_prompt_on_stdin(checkpoints, pair, typed):
+    shown = generate(checkpoints, "-p", "-", "-m", 20, input=typed).stdout_bytes.decode()
+    assert shown == library(pair, "hi", max_tokens=20)["text"] + "\n"
+
+
+def test_an_answer_of_no_token_says_why(checkpoints):
+    outcome = generate(checkpoints, "-p", "hi", "-m", 0)
+    assert outcome.stderr.splitlines()[-1] == "no token was asked for: --max-tokens is 0"
+    assert generate(checkpoints, "-p", "hi", "-m", 1).stderr.splitlines()[-1].startswith("1 token | ")
+
+
+@pytest.mark.parametrize(("value", "coloured"), [("", True), ("1", False), ("0", False)])
+def test_an_empty_no_color_is_unset(monkeypatch, value, coloured):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", value)
+    assert use_colour() is coloured
