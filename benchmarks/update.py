@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 from tqdm import tqdm
 
 from diversed_mlx.head import EnsembleHead
-from diversed_mlx.training.learner import Learner
+from diversed_mlx.training.learner import Learner, Scale
 from diversed_mlx.training.machines import Machines
 from diversed_mlx.training.objective import log_mixture, policy_loss
 from diversed_mlx.training.recipe import Recipe
@@ -101,7 +101,8 @@ def main() -> None:
     arguments = parser.parse_args()
     vocabularies = [int(size) for size in arguments.vocabularies.split(",")]
     sizes = (arguments.draft_size, arguments.target_size)
-    learner = Learner(*sizes, Recipe(iters=10**6), 1e-3, Machines.join())
+    scale = Scale(mx.zeros(sum(sizes)), float(sum(sizes)))
+    learner = Learner(*sizes, Recipe(iters=10**6), 1e-3, scale, Machines.join())
     advantage = mx.where(mx.arange(arguments.answers) % 2 == 0, 0.5, -0.5)
     judged = mx.ones(arguments.answers).astype(mx.bool_)
 

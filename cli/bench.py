@@ -138,7 +138,8 @@ def bench(
     from diversed_mlx.evaluation.rows import summarise
     from diversed_mlx.evaluation.runner import run
     from diversed_mlx.files import write_whole
-    from diversed_mlx.heads import cache_folder, identity
+    from diversed_mlx.heads import identity
+    from diversed_mlx.home import home
     from diversed_mlx.pair import load_pair
     from diversed_mlx.sampling import Sampling
     from diversed_mlx.tasks.find import load_task
@@ -166,7 +167,7 @@ def bench(
         "num_draft_tokens": settings.num_draft_tokens, "max_tokens": settings.max_tokens, "seed": seed,
         "pair": identity(pair), "head": None if trained is None else trained.fingerprint,
     }  # fmt: skip
-    folder = output.expanduser() if output is not None else cache_folder() / "bench" / _folder_name(setting)
+    folder = output.expanduser() if output is not None else home() / "bench" / _folder_name(setting)
     log = AnswerLog(folder, setting)
     answers: list[Answer] = []
     if resume:

@@ -1,21 +1,16 @@
-"""`diversed chat`: a conversation in the terminal."""
+"""`diversed chat`: a conversation in the terminal, or one answer a line of a pipe."""
 
-import io
 import sys
-from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import Annotated
 
 import typer
 
 from diversed_mlx.cli import options as flags
-from diversed_mlx.cli.printer import legend, show, summary
-from diversed_mlx.errors import DiversedError
-
-if TYPE_CHECKING:
-    from diversed_mlx.answer import Response
-    from diversed_mlx.conversation import Conversation
-
-HELP = "q leaves, r forgets the conversation, h shows this; Ctrl-C stops an answer, Ctrl-D leaves"
+from diversed_mlx.cli.keyboard import Echo, Keyboard, Messages, Pipe
+from diversed_mlx.cli.printer import has_strips, legend, use_colour
+from diversed_mlx.cli.session import Session
+from diversed_mlx.cli.slash import HELP, Leave, run_command
 
 
 def chat(
@@ -43,8 +38,20 @@ def chat(
     kv_bits: flags.KvBits = None,
     prefill_step_size: flags.PrefillStepSize = 2048,
     show_tokens: Annotated[bool, typer.Option("--show-tokens", help="Show where each token comes from.")] = False,
+    markdown: Annotated[
+        bool | None,
+        typer.Option(
+            "--markdown/--no-markdown",
+            help="Lay answers out as Markdown, on a terminal.",
+            show_default="on, without --show-tokens",
+        ),
+    ] = None,
 ) -> None:
     """Chat with a target that a draft makes faster."""
+    if markdown and show_tokens:
+        raise typer.BadParameter("--show-tokens and --markdown exclude each other")
+    if markdown and not use_colour():
+        raise typer.BadParameter("--markdown needs a terminal with colours (no pipe, no NO_COLOR, no TERM=dumb)")
     verifying = flags.VerifierFlags(
         verifier=verifier,
         target_weight=target_weight,
@@ -65,6 +72,7 @@ def chat(
     )
     pair = models.load()
     options = flags.make_options(
+        pair,
         verifying.build(pair),
         temp=temp,
         top_p=top_p,
@@ -87,58 +95,44 @@ def chat(
         max_kv_size=max_kv_size,
         kv_bits=kv_bits,
     )
-    interactive = sys.stdin.isatty()
-    if not interactive and isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale says of terminals
-    if interactive:
-        import readline  # noqa: F401  gives input() its line editing and arrow keys
+    # /last tells p and q of an answer that is over, so they are kept of every answer.
+    conversation.options = replace(options, trace=True)
+    session = Session(conversation, show_tokens=show_tokens, markdown=markdown is not False)
+    _greet(show_tokens)
+    _talk(session)
 
+
+def _greet(show_tokens: bool) -> None:
+    if sys.stdin.isatty():
         flags.note(HELP)
     if show_tokens:
-        flags.note(legend())
-    while True:
-        try:
-            question = input(">> " if interactive else "")
-        except EOFError:
-            break
-        except KeyboardInterrupt:  # drops the line that was being typed
-            typer.echo()
-            continue
-        except UnicodeDecodeError as error:
-            raise DiversedError(f"stdin is not valid UTF-8: {error}") from error
-        if question == "q":
-            break
-        if question == "r":
-            conversation.reset()
-            flags.note("the conversation is forgotten")
-        elif question == "h":
-            flags.note(HELP)
-        elif question.strip():
-            _turn(conversation, question, show_tokens, max_tokens)
+        typer.echo(legend(strips=has_strips()), err=True)  # in colours, which note() would count
+
+
+def _talk(session: Session) -> None:
+    """Take one message after the other until the end of them."""
+    from diversed_mlx.home import home
+
+    interactive = sys.stdin.isatty()
+    messages: Messages = Keyboard(home() / "chat_history") if interactive else Pipe()
+    echo = Echo()
+    with echo.session():
+        while True:
+            try:
+                message = messages.read()
+            except EOFError:
+                break
+            except KeyboardInterrupt:  # drops the line that was being typed
+                typer.echo()
+                continue
+            try:
+                if not message.strip() or run_command(session, message):
+                    continue
+                with echo.silent():
+                    session.ask(message)
+            except KeyboardInterrupt:  # of a command, or before an answer could begin
+                typer.echo()
+            except Leave:
+                return
     if interactive:
         typer.echo()
-
-
-def _turn(conversation: "Conversation", question: str, show_tokens: bool, max_tokens: int) -> None:
-    """Stream one answer and the line of figures behind it."""
-    last = None
-    try:
-        with closing(conversation.ask(question)) as responses:
-            for response in responses:
-                last = response
-                show(response, show_tokens)
-        typer.echo()
-    except KeyboardInterrupt:
-        typer.echo()
-        flags.note("stopped")
-    except DiversedError as error:  # this message failed, the session goes on
-        flags.note(f"error: {error}")
-        return
-    if last is not None:
-        flags.note(summary(last.stats) + _why_cut(last, max_tokens))
-
-
-def _why_cut(last: "Response", max_tokens: int) -> str:
-    if last.finish_reason != "length":
-        return ""
-    return f" | cut at --max-tokens {max_tokens}" if last.stats.generated_tokens == max_tokens else " | context is full"

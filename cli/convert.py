@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diversed_mlx.cli.help import Command, Group
 from diversed_mlx.cli.options import note
 from diversed_mlx.errors import DiversedError
 
@@ -75,10 +76,12 @@ TrustRemoteCode = Annotated[
 ]
 Check = Annotated[bool, typer.Option("--check/--no-check", help="Compare with the source where PyTorch is installed.")]
 
-app = typer.Typer(no_args_is_help=True, help="Convert models and heads, and check that MLX and PyTorch agree.")
+app = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Convert models and heads, and check that MLX and PyTorch agree."
+)
 
 
-@app.command()
+@app.command(cls=Command)
 def model(
     hf_path: Annotated[
         str, typer.Option("--hf-path", "--model", callback=_source, help="Checkpoint: alias, folder or Hub id.")
@@ -104,7 +107,7 @@ def model(
     note(f"wrote {mlx_path}")
 
 
-@app.command()
+@app.command(cls=Command)
 def pair(
     draft: Annotated[str, typer.Option(callback=_source, help="Model that proposes: alias, folder or Hub id.")],
     target: Annotated[str, typer.Option(callback=_source, help="Model that answers: alias, folder or Hub id.")],
@@ -141,7 +144,7 @@ def _recipe(quantize: bool, q_bits: int | None, q_group_size: int | None, q_mode
     )
 
 
-@app.command()
+@app.command(cls=Command)
 def head(
     source: Annotated[str, typer.Argument(metavar="IN", callback=_source, help="Head: folder, file or Hub id.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make; one that exists is refused.")],
@@ -178,7 +181,7 @@ def head(
         note(f"pushed to {upload_repo}")
 
 
-@app.command()
+@app.command(cls=Command)
 def parity(
     draft: Annotated[str, typer.Option(callback=_source, help="Draft in Hugging Face's form.")],
     target: Annotated[str, typer.Option(callback=_source, help="Target in Hugging Face's form.")],

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diversed_mlx.cli.marks import lines_with_weights
 from diversed_mlx.cli.options import Temp, device, note
-from diversed_mlx.cli.printer import heat_scale, legend, lines_with_weights, use_colour
+from diversed_mlx.cli.printer import legend, use_colour
 from diversed_mlx.errors import DiversedError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def demo(
         seed=seed,
     )
     typer.echo("A small draft proposes, a larger target checks: how strictly is the question.")
-    typer.echo(f"{legend()}; under them the weight on the target, {heat_scale()}")
+    typer.echo(legend(strips=True))
     progress = tqdm(total=n_examples * len(compared), unit="answer", leave=False)
     for answer in results:
         answers.append(answer)
@@ -99,7 +100,7 @@ def _tell(answers: "Sequence[Answer]", methods: list[str]) -> None:
             answer = told[method]
             verdict = "right" if answer.quality == 1 else "wrong"
             typer.echo(f"\n  {TITLES.get(method, method)} ({verdict}, {len(answer.reply.rounds)} target passes)")
-            for line in lines_with_weights(answer.reply.tokens):
+            for line in lines_with_weights(answer.reply.tokens, colour=use_colour()):
                 typer.echo(f"    {line}")
 
 

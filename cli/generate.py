@@ -9,12 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from diversed_mlx.cli import options as flags
-from diversed_mlx.cli.printer import legend, show, summary
+from diversed_mlx.cli.printer import has_strips, legend, make_screen, summary
 from diversed_mlx.errors import DiversedError
 
 
 def generate(
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The message to answer; - reads it from stdin.")],
+    prompt: Annotated[
+        str,
+        typer.Option(
+            "--prompt", "-p", help="The message to answer; - reads it from stdin, but for a newline at its end."
+        ),
+    ],
     draft: flags.Draft = None,
     target: flags.Target = None,
     trust_remote_code: flags.TrustRemoteCode = False,
@@ -72,6 +77,7 @@ def generate(
     )
     pair = models.load()
     options = flags.make_options(
+        pair,
         verifying.build(pair),
         temp=temp,
         top_p=top_p,
@@ -95,27 +101,28 @@ def generate(
     else:
         tokens = chat_prompt(pair, [{"role": "user", "content": text}], system_prompt, chat_template_config)
     if show_tokens:
-        flags.note(legend())
+        typer.echo(legend(strips=has_strips()), err=True)  # in colours, which note() would count
     responses = []
+    screen = make_screen(show_tokens, markdown=False)
     with closing(answer(pair, pair.make_context(max_kv_size, kv_bits), tokens, options)) as stream:
         for response in stream:
             responses.append(response)
             if not as_json:
-                show(response, show_tokens)
+                screen.add(response)
     if as_json:
         escape = sys.stdout.encoding.lower() != "utf-8"  # what such a terminal cannot show would be lost
         typer.echo(json.dumps(_as_object(responses, len(tokens)), ensure_ascii=escape))
         return
-    typer.echo()
-    if responses:
-        flags.note(summary(responses[-1].stats))
+    screen.finish()
+    flags.note(summary(responses[-1].stats) if responses else "no token was asked for: --max-tokens is 0")
 
 
 def _read_stdin() -> str:
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise DiversedError(f"stdin is not valid UTF-8: {error}") from error
+    return text.removesuffix("\n").removesuffix("\r")  # what echo adds is not part of the message
 
 
 def _as_object(responses: list, prompt_tokens: int) -> dict[str, Any]:

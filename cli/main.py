@@ -3,23 +3,27 @@
 Nothing heavy is imported before a command runs, so that `diversed --help` answers at once.
 """
 
-import io
+import errno
 import sys
+from contextlib import suppress
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from diversed_mlx.cli.bench import bench
 from diversed_mlx.cli.chat import chat
 from diversed_mlx.cli.convert import app as convert
 from diversed_mlx.cli.demo import demo
+from diversed_mlx.cli.doctor import doctor
 from diversed_mlx.cli.generate import generate
+from diversed_mlx.cli.help import Command, Group
+from diversed_mlx.cli.streams import FULL, discard_stdout, one_interrupt_a_key, open_closed_streams
 from diversed_mlx.cli.train import train
+from diversed_mlx.cli.tune import tune
 from diversed_mlx.errors import DiversedError
 
 
-class OneLineErrors(TyperGroup):
+class OneLineErrors(Group):
     """Prints a DiversedError as one line and exits with 1; a bug keeps its traceback, bad usage exits with 2."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -38,11 +42,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Relaxed speculative decoding for MLX: a small model drafts, a large one verifies, you choose how strictly.",
 )
-app.command()(chat)
-app.command()(generate)
-app.command()(train)
-app.command()(bench)
-app.command()(demo)
+app.command(cls=Command)(chat)
+app.command(cls=Command)(generate)
+app.command(cls=Command)(train)
+app.command(cls=Command)(bench)
+app.command(cls=Command)(demo)
+app.command(cls=Command)(tune)
+app.command(cls=Command)(doctor)
 app.add_typer(convert, name="convert")
 
 
@@ -53,10 +59,23 @@ def _program() -> None:
 
 def main() -> None:
     """Run the command line."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an answer is worth more than a character the terminal lacks
-    app()
+    if not open_closed_streams():
+        typer.echo("error: stdout is closed, so there is nowhere to answer", err=True)
+        sys.exit(1)
+    one_interrupt_a_key()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, *FULL):
+            raise
+        discard_stdout()
+        if error.errno != errno.EPIPE:  # a reader that went away knows
+            with suppress(OSError):  # stderr may be as full
+                typer.echo(f"error: cannot write the answer: {error.strerror}", err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,16 @@ none is parsed and dropped.
 
 import json
 import math
+import shutil
+import sys
+import textwrap
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diversed_mlx.cli.dial import MEANING, describe
 from diversed_mlx.errors import DiversedError
 
 if TYPE_CHECKING:
@@ -137,7 +141,7 @@ Head = Annotated[
 Strictness = Annotated[
     float | None,
     typer.Option(
-        callback=_number, help="dynamic: above 0 is stricter, below 0 more lenient than trained.",
+        callback=_number, help=f"dynamic: the dial of the head: {MEANING}.",
         rich_help_panel=VERIFYING, show_default="0",
     ),
 ]  # fmt: skip
@@ -165,7 +169,7 @@ NumDraftTokens = Annotated[
     Any,
     typer.Option(
         "--num-draft-tokens", parser=_draft_length, metavar="N|auto", rich_help_panel=VERIFYING,
-        help="Tokens drafted a round; auto measures what pays, down to none.", show_default="4",
+        help="Tokens drafted a round; auto finds what pays, down to none.", show_default="4",
     ),
 ]  # fmt: skip
 Temp = Annotated[
@@ -222,7 +226,13 @@ PrefillStepSize = Annotated[int, typer.Option(min=1, help="Prompt tokens read at
 
 
 def note(text: str) -> None:
-    """Say something that is not the answer, on stderr."""
+    """Say something that is not the answer, on stderr; on a terminal lines break between words."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(
+            line if len(line) <= width else textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False)
+            for line in text.split("\n")
+        )
     typer.echo(text, err=True)
 
 
@@ -292,6 +302,7 @@ class VerifierFlags:
                 return self._with_head(pair)
 
     def _with_head(self, pair: "Pair") -> "Verifier":
+        from diversed_mlx.dial import nearest_setting
         from diversed_mlx.heads import find_head, load_head
         from diversed_mlx.verifiers import Dynamic, Lossless
 
@@ -300,7 +311,11 @@ class VerifierFlags:
             head = str(found)
             note(f"verifying with the head {head}")
         if head is not None:
-            return Dynamic(load_head(head, pair), strictness=self.strictness or 0.0)
+            verifier = Dynamic(load_head(head, pair), strictness=self.strictness or 0.0)
+            if self.strictness is not None or nearest_setting(verifier.head, 0.0) is not None:
+                for line in describe(verifier):
+                    note(line)
+            return verifier
         if self.verifier is VerifierName.dynamic:
             raise DiversedError("no head was trained for this pair on this machine: name one with --head")
         note("no head was trained for this pair: decoding is lossless (name a head with --head)")
@@ -368,6 +383,7 @@ class ModelFlags:
 
 
 def make_options(
+    pair: "Pair",
     verifier: "Verifier | None",
     *,
     temp: float,
@@ -380,10 +396,17 @@ def make_options(
     stop: list[str] | None,
     prefill_step_size: int,
 ) -> "Options":
-    """Collect the flags of an answer."""
+    """Collect the flags of an answer; "auto" starts from what `diversed tune` measured here, if it did."""
     from diversed_mlx.answer import Options
     from diversed_mlx.sampling import Sampling
 
+    start = None
+    if num_draft_tokens == "auto":
+        from diversed_mlx.tuning.store import find_start
+
+        start = find_start(pair, verifier, temp)
+    if start is not None:
+        note("auto starts from what diversed tune measured on this machine")
     return Options(
         verifier=verifier,
         sampling=Sampling(temp=temp, top_p=top_p, min_p=min_p, top_k=top_k),
@@ -392,4 +415,5 @@ def make_options(
         seed=seed,
         stop=stop or (),
         prefill_step_size=prefill_step_size,
+        auto_start=start,
     )

@@ -79,7 +79,9 @@ def train(
     reg_scale: Annotated[float | None, _real(REWARD, "λ, the price of a rejected token.", "0.02")] = None,
     max_quality_loss: Annotated[
         float | None,
-        _real(REWARD, "Adapt λ so that the reward stays this near the target's own, such as 0.01.", "λ is fixed"),
+        _real(
+            REWARD, "Adapt λ so that at most this share of the target's own reward is lost, such as 0.01.", "λ is fixed"
+        ),
     ] = None,
     reg_rate: Annotated[float | None, _real(REWARD, "How fast λ adapts.", "5")] = None,
     start_weight: Annotated[float | None, _real(REWARD, "Weight on the target at the start.", "0.8")] = None,

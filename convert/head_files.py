@@ -18,7 +18,7 @@ from huggingface_hub import HfApi, snapshot_download
 from diversed_mlx.convert.output import new_folder, require_new, writing
 from diversed_mlx.convert.torch_file import Tensor, read_tensors, write_tensors
 from diversed_mlx.errors import DiversedError
-from diversed_mlx.head import METADATA_FIELDS, METADATA_FILE, WEIGHTS_FILE, EnsembleHead
+from diversed_mlx.head import BENCH, METADATA_FIELDS, METADATA_FILE, WEIGHTS_FILE, EnsembleHead, recorded_fields
 
 TORCH_FILE = "ensemble_head.bin"
 TORCH_CONFIG = "ensemble_config.json"
@@ -107,10 +107,10 @@ def read_torch_head(
     for name, tensor in tensors.items():
         _require_sound(f"{path}: {name}", tensor, expected[name], sizes)
     released = RELEASED.get(_digest(tensors))
-    metadata: dict[str, Any] = {field: config.get(field) for field in METADATA_FIELDS}
+    metadata: dict[str, Any] = recorded_fields(config)
     if released is not None and metadata["pair"] is None:
         metadata["pair"] = released[2]
-    known = {*METADATA_FIELDS, "draft_size", "target_size", "inputs", "rows"}
+    known = {*METADATA_FIELDS, BENCH, "draft_size", "target_size", "inputs", "rows"}
     if unknown := sorted(config.keys() - known):
         note(f"{TORCH_CONFIG} also says {', '.join(unknown)}, which {METADATA_FILE} has no place for")
     head = EnsembleHead(*sizes, metadata)
@@ -130,7 +130,7 @@ def write_torch_head(head: EnsembleHead, folder: Path) -> None:
     """
     write_tensors(folder / TORCH_FILE, {name: _from_mlx(head.summary[name.split(".")[1]]) for name in KEYS})
     described = {"draft_size": head.draft_size, "target_size": head.target_size, "inputs": ORDER, "rows": ORDER}
-    recorded = {field: head.metadata.get(field) for field in METADATA_FIELDS}
+    recorded = recorded_fields(head.metadata)
     with writing(folder / TORCH_CONFIG) as partial:
         partial.write_text(json.dumps(described | recorded, indent=2) + "\n", encoding="utf-8")
 

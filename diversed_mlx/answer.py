@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from .block import Block, Origin
 from .context import Context
-from .draft_length import MAX_DRAFT_TOKENS, make_draft_length
+from .draft_length import MAX_DRAFT_TOKENS, Start, make_draft_length
 from .errors import DiversedError
 from .pair import Pair
 from .sampling import LogitsProcessor, Sampling
@@ -36,6 +36,8 @@ class Options:
             are processed before it is known which of them stand. Default none.
         prefill_step_size: tokens of the prompt read at a time, at least 1. Default 2048.
         trace: whether responses tell p and q of their tokens; costs a softmax at temperature 0. Default False.
+        auto_start: where the draft length "auto" starts, from `tuning.store.find_start`. Default None: it measures
+            first. Nothing is looked up by itself, so that a library call does not depend on what lies in a home folder.
 
     Raises:
         DiversedError: a value out of its range.
@@ -50,11 +52,14 @@ class Options:
     logits_processors: Sequence[LogitsProcessor] = ()
     prefill_step_size: int = 2048
     trace: bool = False
+    auto_start: Start | None = None
 
     def __post_init__(self):
         length = self.num_draft_tokens
         if length != "auto" and not (isinstance(length, int) and 1 <= length <= MAX_DRAFT_TOKENS):
             raise DiversedError(f'num_draft_tokens must be from 1 to {MAX_DRAFT_TOKENS} or "auto", not {length!r}')
+        if self.auto_start is not None and length != "auto":
+            raise DiversedError('auto_start belongs to num_draft_tokens="auto"')
         if self.max_tokens < -1:
             raise DiversedError(f"max_tokens must be -1 (no limit) or at least 0, not {self.max_tokens}")
         if not 0 <= self.seed < 2**64:
@@ -134,7 +139,7 @@ def answer(pair: Pair, context: Context, prompt: Sequence[int], options: Options
     )
     handed_out = len(prompt)
     end = None if limit is None else len(prompt) + limit
-    blocks = decoder.blocks(make_draft_length(options.num_draft_tokens), limit)
+    blocks = decoder.blocks(make_draft_length(options.num_draft_tokens, options.auto_start), limit)
     try:
         for block in blocks:
             meter.begin_block()

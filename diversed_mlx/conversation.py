@@ -15,6 +15,7 @@ from .answer import Options, Response, answer
 from .errors import DiversedError
 from .pair import Pair
 from .text import require_unicode
+from .transcript import Transcript
 
 # What the tokenizer's own call takes beside the template's variables.
 TEMPLATE_ARGUMENTS = {"messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {"kwargs"}
@@ -87,6 +88,35 @@ class Conversation:
         """Begin again: forget every turn. The system prompt stays, and stays read."""
         self.messages.clear()
         self._turns = 0
+
+    def set_system(self, system: str | None) -> None:
+        """Change the system prompt and keep the turns: the next answer is as if it had always been this one.
+
+        Args:
+            system: the system prompt, or None for none.
+
+        Raises:
+            DiversedError: the template refuses it; the old one then stays.
+        """
+        chat_prompt(self.pair, [*self.messages, {"role": "user", "content": "?"}], system, self.template_options)
+        self.system = system
+
+    def transcript(self) -> Transcript:
+        """What `Transcript.write` puts into a file."""
+        return Transcript(system=self.system, messages=list(self.messages), turns=self._turns)
+
+    def restore(self, transcript: Transcript) -> None:
+        """Go on from a transcript, in place of the present turns: with the same options, the same answers.
+
+        Args:
+            transcript: from `transcript` or `Transcript.read`.
+
+        Raises:
+            DiversedError: the template refuses it; the conversation then stays as it is.
+        """
+        question = {"role": "user", "content": "?"}
+        chat_prompt(self.pair, [*transcript.messages, question], transcript.system, self.template_options)
+        self.system, self.messages, self._turns = transcript.system, list(transcript.messages), transcript.turns
 
 
 def chat_prompt(

@@ -8,6 +8,7 @@ two files on disk; which head belongs to which pair is `heads.py`.
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +21,13 @@ from .errors import DiversedError
 WEIGHTS_FILE = "head.safetensors"
 METADATA_FILE = "head.json"
 METADATA_FIELDS = ("pair", "task", "data", "recipe", "seed", "metrics", "versions")
+BENCH = "bench"  # figures by strictness, see `dial.py`; only in the files of heads that were measured
+
+
+def recorded_fields(metadata: Mapping) -> dict:
+    """Pick from metadata what `head.json` records: every field, and the bench where there is one."""
+    fields = {field: metadata.get(field) for field in METADATA_FIELDS}
+    return fields if metadata.get(BENCH) is None else fields | {BENCH: metadata[BENCH]}
 
 
 class EnsembleHead(nn.Module):
@@ -30,7 +38,8 @@ class EnsembleHead(nn.Module):
     Args:
         draft_size: width of the draft's hidden state.
         target_size: width of the target's hidden state.
-        metadata: what `head.json` records beside the sizes: pair, task, data, recipe, seed, metrics, versions.
+        metadata: what `head.json` records beside the sizes: pair, task, data, recipe, seed, metrics, versions, and
+            maybe bench.
     """
 
     def __init__(self, draft_size: int, target_size: int, metadata: dict | None = None):
@@ -96,7 +105,7 @@ class EnsembleHead(nn.Module):
         """
         folder = Path(path).expanduser()
         sizes = {"draft_size": self.draft_size, "target_size": self.target_size}
-        recorded = {field: self.metadata.get(field) for field in METADATA_FIELDS}
+        recorded = recorded_fields(self.metadata)
         weights = folder / f".{os.getpid()}-{WEIGHTS_FILE}"
         metadata = folder / f".{os.getpid()}-{METADATA_FILE}"
         try:
@@ -150,6 +159,6 @@ class EnsembleHead(nn.Module):
                 raise DiversedError(f"{folder / WEIGHTS_FILE}: {name} is {tensor.dtype}, not a float type")
             if not mx.all(mx.isfinite(tensor)).item():
                 raise DiversedError(f"{folder / WEIGHTS_FILE}: {name} holds NaN or infinity: train the head again")
-        head = cls(draft_size, target_size, {field: metadata.get(field) for field in METADATA_FIELDS})
+        head = cls(draft_size, target_size, recorded_fields(metadata))
         head.summary.weight, head.summary.bias = tensors["summary.weight"], tensors["summary.bias"]
         return head

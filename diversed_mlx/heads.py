@@ -1,7 +1,6 @@
 """Finding the head that belongs to a pair: a folder, a Hub id, or the name of a task trained on this machine."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +8,15 @@ from huggingface_hub import snapshot_download
 
 from .errors import DiversedError
 from .head import METADATA_FILE, WEIGHTS_FILE, EnsembleHead
+from .home import home
 from .pair import Pair
 
 EMBEDDED_HEAD = Path(__file__).parent / "tiny" / "head"  # for the pair that ships in the package
 
 
-def cache_folder() -> Path:
-    """What this machine keeps: DIVERSED_HOME, by default ~/.cache/diversed."""
-    return Path(os.environ.get("DIVERSED_HOME", "~/.cache/diversed")).expanduser()
-
-
 def heads_folder() -> Path:
-    """Where trained heads are kept: `heads` in the cache folder."""
-    return cache_folder() / "heads"
+    """Where trained heads are kept: `heads` in DIVERSED_HOME, by default in ~/.cache/diversed."""
+    return home() / "heads"
 
 
 def identity(pair: Pair) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where a checkpoint lies: aliases, folders, the local Hub cache, the Hub. Knows names and files, no models."""
+"""Where a checkpoint lies: folders, the local Hub cache, the Hub. Knows names and files, no models."""
 
 from pathlib import Path
 
@@ -6,21 +6,8 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, IncompleteSnapshotError, LocalEntryNotFoundError
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
+from .aliases import ALIASES, EMBEDDED
 from .errors import DiversedError
-
-ALIASES = {
-    "1b": "mlx-community/Llama-3.2-1B-Instruct-4bit",
-    "3b": "mlx-community/Llama-3.2-3B-Instruct-4bit",
-    "8b": "mlx-community/Meta-Llama-3.1-8B-Instruct-4bit",
-    "qwen3-0.6b": "mlx-community/Qwen3-0.6B-4bit",
-    "qwen3-8b": "mlx-community/Qwen3-8B-4bit",
-    "gemma3-4b": "mlx-community/gemma-3-4b-it-4bit",
-    "gemma3-12b": "mlx-community/gemma-3-12b-it-4bit",
-}
-EMBEDDED = {"tiny-draft": "draft", "tiny-target": "target"}  # folders of the pair that ships in the package
-
-# Pairs to name when another does not fit: draft, target, gigabytes of both in 4 bits.
-PAIRS = (("gemma3-4b", "gemma3-12b", 10.5), ("1b", "8b", 5.3), ("qwen3-0.6b", "qwen3-8b", 5.0), ("1b", "3b", 2.6))
 
 
 def resolve(name: str) -> str:

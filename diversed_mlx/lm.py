@@ -33,6 +33,13 @@ KV_BITS = (2, 3, 4, 5, 6, 8)
 SMALLEST_KV_SIZE = 16
 
 
+# A foreign checkpoint can fail in any of these ways, and none of them is a bug of ours.
+FOREIGN_ERRORS = (
+    OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, AssertionError, ImportError,
+    ArithmeticError, MemoryError, StrictDataclassError, SystemExit,
+)  # fmt: skip
+
+
 class LM:
     """A language model, its tokenizer, and the forward pass that also returns hidden states.
 
@@ -136,6 +143,30 @@ class LM:
         return sum(cast(mx.array, array).nbytes for _, array in tree_flatten(self.model.parameters()))
 
     @property
+    def number_format(self) -> str:
+        """How the weights are stored, such as "float32" or "4 bits in groups of 64, bfloat16"."""
+        floats = [
+            str(array.dtype).removeprefix("mlx.core.")
+            for _, array in cast(list[tuple[str, mx.array]], tree_flatten(self.model.parameters()))
+            if mx.issubdtype(array.dtype, mx.floating)
+        ]
+        common = max(sorted(set(floats)), key=floats.count)
+        quantised = self.config.get("quantization")
+        if not isinstance(quantised, dict):
+            return common
+        return f"{quantised.get('bits')} bits in groups of {quantised.get('group_size')}, {common}"
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes of the cache of one sequence, from shapes alone: nothing is computed.
+
+        Args:
+            tokens: length of the sequence.
+        """
+        cache = self.make_cache()
+        self(mx.zeros(tokens, mx.int32), cache)
+        return cache.nbytes
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the norms and biases, by which a model is known again under another name.
 
@@ -148,12 +179,13 @@ class LM:
         return digest.hexdigest()[:16]
 
     @classmethod
-    def load(cls, source: str | Path, *, trust_remote_code: bool = False) -> "LM":
+    def load(cls, source: str | Path, *, trust_remote_code: bool = False, lazy: bool = False) -> "LM":
         """Load a model from a folder or from the Hub.
 
         Args:
             source: a folder with a checkpoint of mlx-lm or Hugging Face, or a Hub id.
             trust_remote_code: run Python code that comes with the checkpoint. Default False.
+            lazy: read the weights when they are first used, and until then only their shapes. Default False.
 
         Raises:
             DiversedError: nothing there, no network, or a checkpoint that cannot be read.
@@ -162,7 +194,7 @@ class LM:
         try:
             config = load_config(folder)
             model, config = load_model(
-                folder, model_config=faithful_config(config), trust_remote_code=trust_remote_code
+                folder, lazy=lazy, model_config=faithful_config(config), trust_remote_code=trust_remote_code
             )
             tokenizer = load_tokenizer(
                 folder,
@@ -171,13 +203,14 @@ class LM:
             )
         except DiversedError as error:
             raise DiversedError(f"{source}: {error}") from error
-        # A foreign checkpoint can fail in any of these ways, and none of them is a bug of ours.
-        except (
-            OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, AssertionError, ImportError,
-            StrictDataclassError, SystemExit,
-        ) as error:  # fmt: skip
+        except FOREIGN_ERRORS as error:
             raise DiversedError(f"cannot load {source}: {_one_line(error)}") from error
-        return cls(model, tokenizer, config, short_name(str(source)))
+        try:
+            return cls(model, tokenizer, config, short_name(str(source)))
+        except DiversedError:
+            raise
+        except FOREIGN_ERRORS as error:
+            raise DiversedError(f"cannot run {source}, its config.json is wrong: {_one_line(error)}") from error
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,21 +1,13 @@
 """Whether models fit in this machine's memory, and keeping them resident on a Mac. Knows bytes, no models."""
 
-import os
 from collections.abc import Iterable
 
-import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
+from .aliases import PAIRS
 from .errors import DiversedError
-from .hub import PAIRS, weight_bytes
-
-USABLE = 0.9  # of the memory; the rest is for caches, activations and everything else
-
-
-def available_bytes() -> int:
-    """Memory for models in bytes: what Metal recommends as a working set, or the machine's memory elsewhere."""
-    recommended = mx.device_info().get("max_recommended_working_set_size")
-    return int(recommended or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+from .hub import weight_bytes
+from .machine import USABLE, available_bytes
 
 
 def require_fit(sources: Iterable[str]) -> None:

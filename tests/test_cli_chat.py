@@ -8,8 +8,8 @@ from test_cli_generate import LOSSLESS_NOTE, figures, marked, run, save_head
 from tiny import write_model, write_tokenizer
 
 from diversed_mlx import Conversation, Lossless, Options, Sampling, Static
-from diversed_mlx.cli.chat import HELP
-from diversed_mlx.cli.printer import show
+from diversed_mlx.cli.printer import PlainScreen
+from diversed_mlx.cli.slash import HELP
 from diversed_mlx.lm import LM
 
 GREEDY = Sampling(temp=0.0)
@@ -205,13 +205,15 @@ def cold_start(pair, question: str, reply: str, max_tokens: int) -> Conversation
 def test_an_interrupt_while_printing_keeps_what_was_said(checkpoints, pair, monkeypatch, shown):
     printed = []
 
-    def interrupted(response, show_tokens):
-        show(response, show_tokens)
+    add = PlainScreen.add
+
+    def interrupted(self, response):
+        add(self, response)
         printed.append(response.text)
         if len(printed) == shown:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("diversed_mlx.cli.chat.show", interrupted)
+    monkeypatch.setattr(PlainScreen, "add", interrupted)
     outcome = chat(checkpoints, "hi\nho\n", "-m", 20)
     reply = "".join(printed[:shown])
     (second,) = ask(cold_start(pair, "hi", reply, 20), "ho")

@@ -25,6 +25,7 @@ from diversed_mlx import (
     stream_generate,
 )
 from diversed_mlx.cli.main import app
+from diversed_mlx.cli.printer import PlainScreen
 from diversed_mlx.conversation import chat_prompt
 from diversed_mlx.lm import LM
 
@@ -336,7 +337,8 @@ def test_the_head_trained_for_this_pair_is_found_used_and_named(checkpoints, tmp
     names = str(checkpoints["draft"]), str(checkpoints["target"])
     head = save_head(tmp_path / "heads" / "gsm8k", -1e4, names)
     outcome = generate(checkpoints, "-p", "hi", "-m", 30, "--json", *flags, home=tmp_path)
-    assert outcome.stderr == f"verifying with the head {head}\n"
+    dial = "strictness 0: as trained\nwhat it costs was not measured for this head\n" if "--strictness" in flags else ""
+    assert outcome.stderr == f"verifying with the head {head}\n{dial}"
     assert json.loads(outcome.stdout)["stats"]["mean_target_weight"] == 0
 
 
@@ -418,7 +420,11 @@ def test_a_model_in_the_local_hub_cache_loads_without_network(checkpoints, pair,
 def marked(responses) -> str:
     """The text of responses with the marks of `--show-tokens`."""
     marks = {"corrected": "[{}]", "bonus": "({})"}
-    return "".join(marks.get(r.origin, "{}").format(r.text) if r.text else "" for r in responses)
+
+    def mark(piece: str, origin: str) -> str:
+        return marks.get(origin, "{}").format(piece) if piece else ""
+
+    return "".join("\n".join(mark(piece, r.origin) for piece in r.text.split("\n")) for r in responses)
 
 
 def test_show_tokens_marks_corrections_and_bonuses(checkpoints, pair):
@@ -442,8 +448,8 @@ def test_show_tokens_colours_tokens_on_a_terminal(checkpoints, monkeypatch):
 
 
 def test_an_interrupt_exits_with_130_and_no_traceback(checkpoints, monkeypatch):
-    def interrupted(response, show_tokens):
+    def interrupted(self, response):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("diversed_mlx.cli.generate.show", interrupted)
+    monkeypatch.setattr(PlainScreen, "add", interrupted)
     assert generate(checkpoints, "-p", "hi", code=130).stderr == LOSSLESS_NOTE + "\n"

@@ -32,6 +32,17 @@ def test_help_at_80_columns_names_every_flag_in_full_and_says_what_it_does(comma
             assert re.search(rf"[ ,]{re.escape(name)}[ ,]", shown), name
 
 
+@pytest.mark.parametrize("columns", [30, 40, 69])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_on_a_narrow_terminal_names_every_flag_in_full_too(command, columns):
+    shown = plain(run(command, "--help", COLUMNS=str(columns)).stdout)
+    assert max(map(len, shown.splitlines())) <= columns
+    for parameter in COMMANDS[command].params:
+        assert parameter.help.split()[0] in shown
+        for name in parameter.opts:
+            assert re.search(rf"(^|[ ,]){re.escape(name)}($|[ ,])", shown, re.MULTILINE), name
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_h_is_help(command):
     assert run(command, "-h").stdout == run(command, "--help").stdout

@@ -16,6 +16,8 @@ from test_cli_chat import cold_start, text
 from test_cli_generate import LOSSLESS_NOTE, library
 
 from diversed_mlx import Conversation, Options, Sampling
+from diversed_mlx.cli.marks import CONTROLS, HEAT
+from diversed_mlx.cli.slash import HELP
 
 # A shell may have started these tests with Ctrl-C switched off, as for `make test &`; a person's shell has not.
 START = """
@@ -37,7 +39,7 @@ ENCODING = ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONUTF8", "PYTHONIOENCODING", "NO_
 
 def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ENCODING}
-    return kept | {"DIVERSED_HOME": "/nowhere", "HF_HUB_OFFLINE": "1", "LC_ALL": "C.UTF-8", "TERM": "dumb"} | more
+    return kept | {"DIVERSED_HOME": "/dev/null/none", "HF_HUB_OFFLINE": "1", "LC_ALL": "C.UTF-8", "TERM": "dumb"} | more
 
 
 def command(name: str, checkpoints, *args: object) -> list[str | bytes]:
@@ -95,12 +97,21 @@ class Terminal:
         shown, self._unread = self._unread[:end], self._unread[end:]
         return shown
 
+    def write(self, keys: bytes) -> None:
+        """Type at once, as a paste does."""
+        os.write(self._master, keys)
+
     def rest(self) -> bytes:
         """Take everything up to the end of the process."""
         return self.read(size=1 << 30)
 
     def interrupt(self) -> None:
         os.write(self._master, b"\x03")
+
+
+def visible(responses) -> str:
+    """The text as a terminal gets it."""
+    return text(responses).translate(CONTROLS)
 
 
 def turns(pair, *messages: str) -> list[list]:
@@ -132,9 +143,9 @@ def session(checkpoints) -> dict[str, str | int]:
 
 
 def test_a_terminal_is_greeted_with_the_commands(session):
-    note, commands, prompt = session["greeting"].split("\n")
-    assert (note, prompt) == (LOSSLESS_NOTE, ">> ")
-    assert "Ctrl-C" in commands
+    words = " ".join(session["greeting"].split())  # long lines break between words
+    assert words == f"{LOSSLESS_NOTE} {HELP} >>"
+    assert max(map(len, session["greeting"].split("\n"))) <= 80
 
 
 def test_ctrl_c_at_the_prompt_drops_the_line_and_leaves_the_session(session):
@@ -144,8 +155,8 @@ def test_ctrl_c_at_the_prompt_drops_the_line_and_leaves_the_session(session):
 def test_ctrl_c_stops_the_answer_and_leaves_the_session(session, pair):
     shown, end = session["stopped"].split("\nstopped\n")
     (whole,) = turns(pair, "hi")
-    assert text(whole).startswith(shown)
-    assert 0 < len(shown) < len(text(whole))
+    assert visible(whole).startswith(shown)
+    assert 0 < len(shown) < len(visible(whole))
     assert re.match(r"\d+ tokens \| ", end)
     assert end.endswith("GB\n>> ")
 
@@ -156,10 +167,10 @@ def test_the_turn_after_ctrl_c_is_that_of_a_cold_start(session, pair):
     # The interrupt may have come between remembering a token and showing it.
     replies = {shown}
     for end in range(len(whole)):
-        if text(whole[:end]) == shown:
-            replies.add(text(whole[: end + 1]))
-    answers = {text(cold_start(pair, "hi", reply, 60).ask("ho")) for reply in replies}
-    assert session["whole"].rsplit("\n", 2)[0] in answers
+        if visible(whole[:end]) == shown:
+            replies |= {text(whole[:end]), text(whole[: end + 1])}
+    answers = {visible(cold_start(pair, "hi", reply, 60).ask("ho")) for reply in replies}
+    assert re.split(r"\n\d+ tokens \|", session["whole"])[0] in answers
 
 
 def test_ctrl_d_leaves_with_0(session):
@@ -193,7 +204,7 @@ def test_a_terminal_shows_tokens_in_colour_unless_told_otherwise(checkpoints):
     with Terminal(arguments, TERM="xterm-256color") as terminal:
         shown = terminal.rest()
     assert b"\x1b[32maccepted\x1b[0m, \x1b[31mcorrected\x1b[0m, \x1b[36mbonus\x1b[0m" in shown
-    assert b"\x1b[31m" in shown.splitlines()[2]
+    assert b"\x1b[31m" in shown.splitlines()[3]
     with Terminal(arguments, TERM="xterm-256color", NO_COLOR="1") as terminal:
         shown = terminal.rest()
     assert b"tokens: accepted, [corrected], (bonus)" in shown
@@ -283,3 +294,59 @@ def test_a_message_in_utf_8_is_understood_in_any_locale(checkpoints, pair):
 def test_python_m_runs_the_command():
     done = process([sys.executable, "-m", "diversed_mlx.cli.main", "--help"])
     assert b"generate" in done.stdout
+
+
+def test_a_key_that_bounces_stops_the_answer_and_not_the_session(checkpoints):
+    slow = command("chat", {**checkpoints, "draft": checkpoints["adversary"]}, "-m", 200, "--num-draft-tokens", 32)
+    with Terminal(slow) as terminal:
+        terminal.read(until=PROMPT)
+        terminal.type(b"hi\n")
+        terminal.read(size=4)
+        for _ in range(5):
+            terminal.interrupt()
+            time.sleep(0.005)
+        shown = terminal.read(until=PROMPT)
+        assert shown.count(b"stopped\n") == 1
+        terminal.type(b"/stats\n")
+        assert b"session: 1 answer" in terminal.read(until=PROMPT)
+        terminal.type(b"\x04")
+        terminal.rest()
+        assert terminal.process.wait(60) == 0
+
+
+# The screen
+
+
+def chat_on_a_screen(checkpoints, *args: object, keys: bytes = b"hi\n", columns: int = 60, **env: str) -> str:
+    """What a terminal shows of a chat with one message."""
+    with Terminal(
+        command("chat", checkpoints, *args), **{"TERM": "xterm-256color", "COLUMNS": str(columns), **env}
+    ) as t:
+        t.read(until=PROMPT)
+        t.type(keys)
+        shown = t.read(until=b"GB")
+        t.read(until=PROMPT)
+        t.type(b"q\n")
+        t.rest()
+    return shown.decode()
+
+
+def test_tokens_are_coloured_over_a_strip_of_weights_that_fits_the_screen(checkpoints, pair):
+    shown = chat_on_a_screen(checkpoints, "-m", 100, "--show-tokens", columns=40)
+    assert f"48;5;{HEAT[9]}m" in shown
+    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown).replace("\r", "").split("\n")
+    (answer,) = turns(pair, "hi")
+    strips = [line for line in plain if re.fullmatch(r"[ 9]*9", line)]
+    assert len(strips) >= 2
+    assert max(map(len, plain[:4])) <= 40
+    lines = [plain[plain.index(strip) - 1] for strip in strips[:1]]
+    assert visible(answer).startswith(lines[0].split("\n")[0][:5])
+
+
+def test_markdown_can_be_turned_off_and_plain_terminals_get_none(checkpoints, pair):
+    (answer,) = turns(pair, "hi")
+    for args, env in ((("--no-markdown",), {}), ((), {"NO_COLOR": "1"}), ((), {"TERM": "dumb"})):
+        shown = chat_on_a_screen(checkpoints, "-m", 60, *args, **env)
+        assert visible(answer) in shown.replace("\r", "")
+    shown = chat_on_a_screen(checkpoints, "-m", 60, NO_COLOR="")  # empty is unset
+    assert "\x1b[J" in shown

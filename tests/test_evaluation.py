@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from diversed_mlx import Cascade, DiversedError, Dynamic, EnsembleHead, Lenient, Lossless, Pair, Sampling, Static
 from diversed_mlx.answer import stream_generate
 from diversed_mlx.cli.main import app
-from diversed_mlx.cli.printer import lines_with_weights
+from diversed_mlx.cli.marks import lines_with_weights
 from diversed_mlx.conversation import chat_prompt
 from diversed_mlx.evaluation.engine import Settings
 from diversed_mlx.evaluation.intervals import bootstrap, difference_interval, wilson
@@ -245,7 +245,13 @@ def test_lines_carry_a_strip_of_weights():
         token("bonus", 1.0, text="\n"),
         token("plain", None, text="\x1b[2J\x07"),
     ]
-    assert list(lines_with_weights(tokens)) == ["ab[c]", "00555", "[d]ef", "555 9", "\ufffd[2J\ufffd", ""]
+    assert list(lines_with_weights(tokens, colour=False)) == [
+        "ab[c]",
+        "00555",
+        "[d]ef",
+        "555 9",
+        "\ufffd[2J\ufffd",
+    ]
 
 
 @pytest.fixture

@@ -245,6 +245,8 @@ def home(tmp_path, monkeypatch) -> Path:
 
 def test_heads_live_in_diversed_home(home, monkeypatch):
     assert heads_folder() == home
+    monkeypatch.setenv("DIVERSED_HOME", "")  # as good as unset
+    assert heads_folder() == Path.home() / ".cache" / "diversed" / "heads"
     monkeypatch.delenv("DIVERSED_HOME")
     assert heads_folder() == Path.home() / ".cache" / "diversed" / "heads"
 

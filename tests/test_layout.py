@@ -16,7 +16,7 @@ PACKAGE = "diversed_mlx"
 # A unit is a module of diversed_mlx, or a whole package in it. It may import units of earlier layers only, never of
 # its own layer, so no cycle can form. A new unit gets its place here first.
 LAYERS = (
-    ("errors", "sandboxed"),
+    ("aliases", "errors", "home", "machine", "sandboxed"),
     (
         "acceptance",
         "block",
@@ -29,17 +29,17 @@ LAYERS = (
         "rewards",
         "sampling",
         "sandbox",
-        "theory",
     ),
-    ("context", "memory", "tasks", "verifiers"),
+    ("context", "dial", "memory", "tasks", "theory", "verifiers"),
     ("lm",),
     ("pair",),
     ("heads",),
     ("speculate",),
     ("stats", "text"),
-    ("answer",),
+    ("answer", "transcript"),
     ("conversation",),
-    ("convert", "evaluation", "training"),
+    ("convert", "evaluation", "training", "tuning"),
+    ("doctor",),
     ("__init__",),
     ("cli",),
 )

@@ -93,8 +93,8 @@ def adapted_reg_scale(reg_scale: float, quality: float, floor: float, rate: floa
 
     Args:
         reg_scale: lambda now.
-        quality: mean reward lately.
+        quality: mean reward lately, as a share of the target's own.
         floor: least that it may be.
-        rate: change of log lambda for a whole unit of reward.
+        rate: change of log lambda for a difference of 1.
     """
     return reg_scale * math.exp(rate * max(-1.0, min(1.0, quality - floor)))

@@ -16,13 +16,13 @@ class Recipe:
         batch_size: prompts an update, on each machine. Default 8.
         samples_per_prompt: answers to each prompt. Default 4.
         learning_rate: AdamW's highest, after a linear warm-up over a tenth of the updates; then a cosine to a tenth.
-            Default None, what moves the logit of the weight by about 3.5 an update at most, for hidden states of any
-            size: `learner.learning_rate_for`.
+            Default None, what moves the logit of a token's weight by about 3.5 an update at most, for hidden states
+            of any size: `learner.Scale`.
         grad_clip: most that the norm of a gradient may be. Default 1.0.
         reg_scale: lambda, the price of a rejected token; with `max_quality_loss` only where it starts. Default 0.02.
-        max_quality_loss: after a fifth of the updates, let lambda rise while the reward holds and fall when it drops by
-            more than this below the target's own. Default None, lambda is fixed.
-        reg_rate: change of log lambda an update for a whole unit of reward, with `max_quality_loss`. Default 5.
+        max_quality_loss: share of the target's own reward that may be lost: after a fifth of the updates lambda rises
+            while no more is, and falls when it is. Default None, lambda is fixed.
+        reg_rate: change of log lambda an update for the whole of that reward, with `max_quality_loss`. Default 5.
         start_weight: weight on the target of the untrained head, in (0, 1): low enough that some answers go wrong, high
             enough that most do not. Default 0.8.
         baseline: what a reward is compared with: the other answers to its prompt ("loo"), a running mean over updates

@@ -20,7 +20,7 @@ from ..head import EnsembleHead
 from ..lm import LM
 from ..pair import Pair
 from ..tasks.task import Example, Task
-from .learner import Learner, learning_rate_for
+from .learner import Learner, Scale
 from .machines import Machines
 from .objective import adapted_reg_scale, leave_one_out, rejection
 from .progress import Best, Measured, Progress
@@ -28,9 +28,9 @@ from .recipe import Recipe
 from .rollout import Rollouts, sample
 
 SETTLING = 0.2  # share of the updates in which lambda stays as it is
-PROBE = 256  # tokens of a question by which the size of the hidden states is told
+PROBES, PROBE = 4, 512  # worked examples, and tokens of each, by which the scale of the hidden states is told
 EMA = 0.9  # of what the running means of the reward keep at an update
-TOLERANCE = 0.015  # reward that the best head may be below the target's own where `max_quality_loss` is not given
+TOLERANCE = 0.015  # share of the target's own reward that the best head may lose where `max_quality_loss` is not given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +88,19 @@ class Trainer:
         shots = task.examples("train", recipe.few_shot + recipe.prompts, recipe.seed)
         self._shots, self._train = shots[: recipe.few_shot], shots[recipe.few_shot :]
         self._held_out = task.examples("test", recipe.val_examples, recipe.seed) if recipe.val_examples else []
-        self.learning_rate = recipe.learning_rate or self._learning_rate(pair.draft)
+        scale = self._scale(pair.draft)
+        self.learning_rate = recipe.learning_rate or scale.learning_rate
         sizes = pair.draft.hidden_size, pair.target.hidden_size
-        self.learner = Learner(*sizes, recipe, self.learning_rate, machines)
+        self.learner = Learner(*sizes, recipe, self.learning_rate, scale, machines)
 
-    def _learning_rate(self, draft: LM) -> float:
-        """By the first training question, which is the same on every machine and when a run is resumed."""
-        prompt = mx.array(self.prompt(self._train[0])[:PROBE])
-        return learning_rate_for([lm(prompt, lm.make_cache())[0] for lm in (draft, self.pair.target)])
+    def _scale(self, draft: LM) -> Scale:
+        """By the first training examples, which are the same on every machine and when a run is resumed."""
+        hidden = []
+        for example in self._train[:PROBES]:
+            answer = self.pair.tokenizer.encode(example.answer, add_special_tokens=False)
+            tokens = mx.array([*self.prompt(example), *answer][-PROBE:])
+            hidden.append(mx.concatenate([lm(tokens, lm.make_cache())[0] for lm in (draft, self.pair.target)], axis=-1))
+        return Scale.of(mx.concatenate(hidden))
 
     def steps(self) -> Iterator[Report]:
         """Train until the last update.
@@ -140,16 +145,17 @@ class Trainer:
             raise DiversedError(f"none of the {total * recipe.samples_per_prompt} answers could be judged")
         reward /= kept
         sampled = time.perf_counter()
-        grad_norm = self.learner.update(rollouts, self._advantage(rewards), judged, kept, progress.reg_scale)
+        reg_scale = progress.reg_scale
+        grad_norm = self.learner.update(rollouts, self._advantage(rewards), judged, kept, reg_scale)
         updated = time.perf_counter()
 
         running = progress.running_reward
         progress.running_reward = reward if running is None else EMA * running + (1 - EMA) * reward
-        reg_scale = progress.reg_scale
         settled = progress.step >= SETTLING * recipe.iters  # until then the reward tells of the start, not of lambda
         if recipe.max_quality_loss is not None and progress.reference is not None and settled:
-            floor = progress.reference.quality - recipe.max_quality_loss
-            progress.reg_scale = adapted_reg_scale(reg_scale, progress.running_reward, floor, recipe.reg_rate)
+            own = progress.reference.quality
+            kept_share = progress.running_reward / own if own > 0 else 1.0
+            progress.reg_scale = adapted_reg_scale(reg_scale, kept_share, 1 - recipe.max_quality_loss, recipe.reg_rate)
         progress.step += 1
         measured = None
         if self._held_out and (progress.step % recipe.steps_per_eval == 0 or progress.step == recipe.iters):
@@ -256,7 +262,7 @@ class Trainer:
     def _keep(self, measured: Measured) -> None:
         """Keep the head if it is the best: of those whose reward holds, the one whose drafts stand most often.
 
-        The reward holds if it is at most `max_quality_loss` below the target's own. Until one holds, the head with the
+        The reward holds if it loses at most `max_quality_loss` of the target's own. Until one holds, the head with the
         highest reward is kept.
         """
         self.progress.history = [*self.progress.history, measured]
@@ -268,7 +274,7 @@ class Trainer:
     def _rank(self, measured: Measured) -> tuple[bool, float]:
         reference, loss = self.progress.reference, self.recipe.max_quality_loss
         assert reference is not None
-        holds = measured.quality >= reference.quality - (TOLERANCE if loss is None else loss)
+        holds = measured.quality >= reference.quality * (1 - (TOLERANCE if loss is None else loss))
         return holds, measured.acceptance_rate if holds else measured.quality
 
     def _totals(self, *values: mx.array) -> list[float]:
