@@ -21,7 +21,8 @@ from diversed_mlx import EnsembleHead, Pair, Sampling, load_head, load_pair
 from diversed_mlx.evaluation.engine import Settings
 from diversed_mlx.evaluation.log import AnswerLog
 from diversed_mlx.evaluation.methods import expand, make_method
-from diversed_mlx.evaluation.pareto import drafted, margin, surely_dominating
+from diversed_mlx.evaluation.pareto import dominating, drafted, margin, surely_dominating
+from diversed_mlx.evaluation.plots import front_figure, image
 from diversed_mlx.evaluation.record import Answer
 from diversed_mlx.evaluation.rows import Row, summarise
 from diversed_mlx.evaluation.runner import run
@@ -121,6 +122,10 @@ def main() -> None:
                     "seconds": sum(answer.seconds for found in answers.values() for answer in found),
                 })  # fmt: skip
                 print(markdown(rows, *cell), flush=True)
+                if cell == MAIN:
+                    title = f"embedded pair, {rows[0].n} problems, temperature {cell[0]:g}, K = {cell[1]}"
+                    args.output.mkdir(parents=True, exist_ok=True)
+                    write_whole(args.output / "pareto.png", image(front_figure(rows, "right", title)))
     described = {
         "command": " ".join(["python", "examples/reproduce_pareto.py", *sys.argv[1:]]),
         "head": {"fingerprint": head.fingerprint, "recipe": head.metadata.get("recipe")},
@@ -146,8 +151,8 @@ def rows_of(answers: dict[Part, list[Answer]]) -> list[Row]:
         ]
         whole = _answered_by_all(pooled, methods)
         rows += [row for row in summarise(whole) if row.method != "none" or methods is BASELINES] if whole else []
-    order = {name: i for i, name in enumerate([*BASELINES, *DYNAMIC])}
-    return sorted(rows, key=lambda row: order[row.method])
+    order = list(dict.fromkeys([*BASELINES, *DYNAMIC]))
+    return sorted(rows, key=lambda row: order.index(row.method))
 
 
 def _answered_by_all(answers: list[Answer], methods: Sequence[str]) -> list[Answer]:
@@ -181,11 +186,12 @@ def claims(rows: Sequence[Row]) -> list[str]:
     lines = []
     others = [row for row in rows if not row.method.startswith("dynamic")]
     for row in (row for row in drafted(rows) if row.method.startswith("dynamic")):
-        surely = surely_dominating(row, others)
+        surely, by_mean = surely_dominating(row, others), dominating(row, others)
+        beaten = [f"{r.method}{' beyond the intervals' if r in surely else ''}" for r in by_mean]
         lines.append(
-            f"{row.method}: "
-            + (f"beaten in both, beyond the intervals, by {', '.join(r.method for r in surely)}" if surely
-               else "no other method has both more right and more acceptance, beyond the intervals")
+            f"- {row.method}: "
+            + (f"beaten by the means of both by {', '.join(beaten)}" if beaten
+               else "no other method has both more right and more acceptance")
         )  # fmt: skip
         if (found := margin(row, others)) is not None:
             difference, best = found

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from diversed_mlx import DiversedError
 from diversed_mlx.tasks.arithmetic import EVERY_WORDING, LARGEST, Arithmetic, Problem, Style, problems
 from diversed_mlx.tasks.plots import NAMES, PLOTS, THINGS
 
@@ -105,3 +106,22 @@ def test_wordings_never_tell_the_operation():
         for line, step in zip(text.split("\n"), problem.steps, strict=False):
             leads[step[1]].add(re.search(r"[,:] (\D+) \d", line)[1])
     assert leads["+"] == leads["-"] == leads["*"] == {"we work out", "this makes", "the sum to do is"}
+
+
+def test_a_task_may_keep_to_some_families():
+    some = Arithmetic(("shopping", "rates"))
+    assert some.name == "arithmetic-shopping-rates"
+    for split in ("train", "test"):
+        questions = [example.question for example in some.examples(split, 60)]
+        assert not any("years old" in question or "miles" in question for question in questions)
+        assert any("machine makes" in question or "packs" in question for question in questions)
+        assert any("dollars" in question for question in questions)
+    everything = Arithmetic(tuple(sorted(FAMILIES)))
+    assert everything.name == "arithmetic"
+    assert everything.examples("train", 5) == Arithmetic().examples("train", 5)
+
+
+@pytest.mark.parametrize("families", [(), ("cooking",), ("shopping", "cooking")])
+def test_no_other_family_exists(families):
+    with pytest.raises(DiversedError, match="families must be some of"):
+        Arithmetic(families)

@@ -7,9 +7,10 @@ trained on two styles differ where it does not matter. This file writes text; it
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ..errors import DiversedError
 from ..rewards import final_number_reward
 from .plots import NAMES, PLOTS, THINGS, Plot, Step
 from .task import Example, Split
@@ -43,6 +44,7 @@ class Style:
         return rng.choices(wordings, self.shares)[0]
 
 
+FAMILIES = tuple(dict.fromkeys(plot.family for plot in PLOTS))
 EVERY_WORDING = Style((1 / 3, 1 / 3, 1 / 3))
 
 
@@ -86,9 +88,9 @@ class Problem:
         yield f"\n#### {self.result}", False
 
 
-def draw_problem(rng: random.Random) -> Problem:
+def draw_problem(rng: random.Random, plots: Sequence[Plot] = PLOTS) -> Problem:
     """Draw a plot, a way to tell it, names, things and numbers."""
-    plot = rng.choice(PLOTS)
+    plot = rng.choice(plots)
     numbers, results = _draw_numbers(rng, plot)
     first, second, third = rng.sample(NAMES, 3)
     things, others = rng.sample(THINGS, 2)
@@ -131,26 +133,41 @@ def is_for_testing(question: str) -> bool:
     return hashlib.sha256(question.encode()).digest()[0] < 16
 
 
-def problems(split: Split, seed: int = 0) -> Iterator[Problem]:
+def problems(split: Split, seed: int = 0, families: Sequence[str] = FAMILIES) -> Iterator[Problem]:
     """Give problems of a split without end.
 
     Args:
         split: no question is in both.
         seed: from 0 to 2^62 - 1; makes the sequence repeatable. Default 0.
+        families: of the plots. Default all.
     """
     rng = random.Random(seed + (FIRST_TEST_SEED if split == "test" else 0))
+    plots = [plot for plot in PLOTS if plot.family in families]
     while True:
-        problem = draw_problem(rng)
+        problem = draw_problem(rng, plots)
         if is_for_testing(problem.question) == (split == "test"):
             yield problem
 
 
 class Arithmetic:
-    """The task of solving such problems; the reward is 1 for the right number after `####`."""
+    """The task of solving such problems; the reward is 1 for the right number after `####`.
 
-    name = "arithmetic"
+    Args:
+        families: whose plots are told, such as ("shopping", "rates"); the task's name then says so. Default all.
+
+    Raises:
+        DiversedError: no family, or one that does not exist.
+    """
+
     metric = "accuracy"
     max_tokens = 160
+
+    def __init__(self, families: Sequence[str] = FAMILIES):
+        if not families or not set(families) <= set(FAMILIES):
+            raise DiversedError(f"families must be some of {', '.join(FAMILIES)}, not {', '.join(families) or 'none'}")
+        self.families = tuple(families)
+        whole = set(families) == set(FAMILIES)
+        self.name = "arithmetic" if whole else f"arithmetic-{'-'.join(self.families)}"
 
     def examples(self, split: Split, n: int, seed: int = 0) -> list[Example]:
         """Give n examples, each with a worked answer.
@@ -163,7 +180,7 @@ class Arithmetic:
         rng = random.Random(seed)
         return [
             Example(question=problem.question, answer="".join(text for text, _ in problem.solve(rng, EVERY_WORDING)))
-            for problem, _ in zip(problems(split, seed), range(n), strict=False)
+            for problem, _ in zip(problems(split, seed, self.families), range(n), strict=False)
         ]
 
     def reward(self, text: str, example: Example) -> float:
