@@ -5,13 +5,13 @@ have had.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
 from ..errors import DiversedError
+from ..files import write_whole
 from ..head import METADATA_FILE
 from ..heads import identity
 from . import checkpoint
@@ -153,9 +153,7 @@ class Run:
         """Drop the figures of updates after the checkpoint, which will be done again."""
         path = self.folder / METRICS_FILE
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        partial = path.with_name(f".{os.getpid()}-{METRICS_FILE}")
-        partial.write_text("".join(lines[:step]), encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, "".join(lines[:step]))
 
 
 def read_metrics(folder: Path) -> list[dict]:

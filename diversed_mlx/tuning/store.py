@@ -6,7 +6,6 @@ stays where it is and is not used.
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import numpy as np
 
 from ..draft_length import AUTO_LONGEST, Start
 from ..errors import DiversedError
+from ..files import write_whole
 from ..heads import identity
 from ..home import home
 from ..machine import this_machine
@@ -143,16 +143,11 @@ def save(tuning: Tuning) -> Path:
     """
     described = json.dumps([[tuning.made_for[key] for key in KEYS], tuning.verifier], sort_keys=True)
     path = folder() / f"{_prefix(tuning.made_for)}-{hashlib.sha256(described.encode()).hexdigest()[:8]}.json"
-    partial = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_text(json.dumps(tuning.to_json(), indent=2) + "\n", encoding="utf-8")
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
     except OSError as error:
         raise DiversedError(f"cannot write {path}: {error.strerror or error}") from error
+    write_whole(path, json.dumps(tuning.to_json(), indent=2) + "\n")
     return path
 
 
