@@ -11,12 +11,15 @@ from typer.testing import CliRunner
 from diversed_mlx import Sampling, load_pair
 from diversed_mlx.cli.main import app
 from diversed_mlx.conversation import chat_prompt
+from diversed_mlx.evaluation.engine import Settings
 from diversed_mlx.evaluation.methods import make_method
-from diversed_mlx.evaluation.runner import run, summarise
+from diversed_mlx.evaluation.rows import summarise
+from diversed_mlx.evaluation.runner import run
 from diversed_mlx.head import EnsembleHead
 from diversed_mlx.heads import EMBEDDED_HEAD, find_head, load_head
 from diversed_mlx.tasks.arithmetic import Arithmetic
 
+SETTINGS = Settings(sampling=Sampling(), num_draft_tokens=4, max_tokens=Arithmetic().max_tokens)
 TINY = Path(__file__).parents[1] / "diversed_mlx" / "tiny"
 
 
@@ -43,15 +46,13 @@ def test_the_target_calculates_and_the_draft_phrases(tiny):
     task = Arithmetic()
     names = ["none", "draft", "lossless"]
     methods = {name: make_method(name, tiny) for name in names}
-    answers = list(
-        run(tiny, task, task.examples("test", 40, 11), methods, sampling=Sampling(), num_draft_tokens=4, seed=3)
-    )
+    answers = list(run(tiny, task, task.examples("test", 40, 11), methods, SETTINGS, seed=3))
     none, draft, lossless = summarise(answers)
     assert none.quality >= 33 / 40
     assert lossless.quality >= 33 / 40
     assert draft.quality < 30 / 40
     assert 0.4 < lossless.acceptance_rate < 0.75
-    assert all(a.text.count("####") == 1 for a in answers if a.method == "none")
+    assert all(a.reply.text.count("####") == 1 for a in answers if a.method == "none")
 
 
 def test_its_head_is_found_and_relaxes(tiny):
@@ -61,9 +62,7 @@ def test_its_head_is_found_and_relaxes(tiny):
     assert head.metadata["pair"]["draft"] == "tiny-draft"
     task = Arithmetic()
     methods = {name: make_method(name, tiny, head) for name in ("lossless", "dynamic")}
-    answers = list(
-        run(tiny, task, task.examples("test", 30, 5), methods, sampling=Sampling(), num_draft_tokens=4, seed=1)
-    )
+    answers = list(run(tiny, task, task.examples("test", 30, 5), methods, SETTINGS, seed=1))
     lossless, dynamic = summarise(answers)
     assert dynamic.acceptance_rate > lossless.acceptance_rate + 0.1
     assert dynamic.quality >= 24 / 30
