@@ -126,6 +126,9 @@ def main() -> None:
                     title = f"embedded pair, {rows[0].n} problems, temperature {cell[0]:g}, K = {cell[1]}"
                     args.output.mkdir(parents=True, exist_ok=True)
                     write_whole(args.output / "pareto.png", image(front_figure(rows, "right", title)))
+    tested = [row for cell in cells for row in cell["rows"] if row["prediction_error_ci"] and row["acceptance_rate"]]
+    outside = sum(not low <= 1e-6 or not high >= -1e-6 for low, high in (row["prediction_error_ci"] for row in tested))
+    print(f"\ntheory: {outside} of {len(tested)} rows outside their 95 % interval (not independent: the same problems)")
     described = {
         "command": " ".join(["python", "examples/reproduce_pareto.py", *sys.argv[1:]]),
         "head": {"fingerprint": head.fingerprint, "recipe": head.metadata.get("recipe")},
