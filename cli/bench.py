@@ -10,6 +10,7 @@ import typer
 
 from diversed_mlx.cli import options as flags
 from diversed_mlx.cli.options import note
+from diversed_mlx.cli.task_flags import DATA, AllowCodeExecution, Rows, TaskFile, TaskName
 from diversed_mlx.errors import DiversedError
 
 if TYPE_CHECKING:
@@ -21,19 +22,13 @@ if TYPE_CHECKING:
     from diversed_mlx.pair import Pair
 
 METHODS = "none,lossless,lenient:0.5,cascade-opt:0.2,cascade-token:0.2,static:0.5..1.0:0.1,mlx-lm"
-DATA, FILES = "Data", "Files and progress"
+FILES = "Files and progress"
 FRONT, ROUNDS, WEIGHTS = "Quality against acceptance and time", "Accepted lengths", "Weight along an answer"
 PICTURES = {FRONT: "", ROUNDS: "-rounds", WEIGHTS: "-weights"}  # what --plot adds to the file's name
 
 
 def bench(
-    task: Annotated[
-        str | None,
-        typer.Argument(
-            help="arithmetic, gsm8k, cnndm, xsum, mbpp, humaneval or wmt; leave it out with --task-file.",
-            show_default=False,
-        ),
-    ] = None,
+    task: TaskName = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -54,23 +49,9 @@ def bench(
     ] = None,
     trust_remote_code: flags.TrustRemoteCode = False,
     n_examples: Annotated[int, typer.Option(min=2, help="Questions asked.", rich_help_panel=DATA)] = 50,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder or file of JSONL or parquet rows with the task's columns.",
-            show_default="the Hub's",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    task_file: Annotated[
-        Path | None, typer.Option(help="Python file that defines a task of your own.", rich_help_panel=DATA)
-    ] = None,
-    allow_code_execution: Annotated[
-        bool,
-        typer.Option(
-            "--allow-code-execution", help="Run code that the models write, to judge it.", rich_help_panel=DATA
-        ),
-    ] = False,
+    data: Rows = None,
+    task_file: TaskFile = None,
+    allow_code_execution: AllowCodeExecution = False,
     few_shot: Annotated[
         int, typer.Option(min=0, help="Worked examples before each question.", rich_help_panel=DATA)
     ] = 0,

@@ -10,13 +10,14 @@ import typer
 
 from diversed_mlx.cli import options as flags
 from diversed_mlx.cli.options import note
+from diversed_mlx.cli.task_flags import DATA, AllowCodeExecution, Rows, TaskFile, TaskName
 from diversed_mlx.errors import DiversedError
 
 if TYPE_CHECKING:
     from diversed_mlx.training.progress import Measured
     from diversed_mlx.training.trainer import Report, Trainer
 
-DATA, UPDATES, REWARD, ANSWERS, FILES = "Data", "Updates", "Reward and price", "Answers", "Files and progress"
+UPDATES, REWARD, ANSWERS, FILES = "Updates", "Reward and price", "Answers", "Files and progress"
 OWN = ("draft", "target", "data", "task_file", "output")  # keys of a config file beside the recipe's
 
 
@@ -37,33 +38,13 @@ def _real(panel: str, text: str, default: str) -> Any:
 
 
 def train(
-    task: Annotated[
-        str | None,
-        typer.Argument(
-            help="arithmetic, gsm8k, cnndm, xsum, mbpp, humaneval or wmt; leave it out with --task-file.",
-            show_default=False,
-        ),
-    ] = None,
+    task: TaskName = None,
     draft: flags.Draft = None,
     target: flags.Target = None,
     trust_remote_code: flags.TrustRemoteCode = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder or file of JSONL or parquet rows with the task's columns.",
-            show_default="the Hub's",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    task_file: Annotated[
-        Path | None, typer.Option(help="Python file that defines a task of your own.", rich_help_panel=DATA)
-    ] = None,
-    allow_code_execution: Annotated[
-        bool,
-        typer.Option(
-            "--allow-code-execution", help="Run code that the models write, for its reward.", rich_help_panel=DATA
-        ),
-    ] = False,
+    data: Rows = None,
+    task_file: TaskFile = None,
+    allow_code_execution: AllowCodeExecution = False,
     prompts: Annotated[int | None, _whole(DATA, "Training questions that are used.", "400")] = None,
     few_shot: Annotated[int | None, _whole(DATA, "Worked examples before each question.", "0", 0)] = None,
     val_examples: Annotated[int | None, _whole(DATA, "Held-out questions to measure on.", "128", 0)] = None,

@@ -180,4 +180,5 @@ def test_parity_on_cuda(models):
 
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
-    run("convert", "parity", *models, *SMALL, "--device", "cuda")
+    found = json.loads(run("convert", "parity", *models, *SMALL, "--device", "cuda", "--json").stdout)
+    assert found["passed"]

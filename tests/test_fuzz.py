@@ -43,14 +43,13 @@ def loaded(load, *arguments):
         return error
 
 
-def loads_or_says_why(folder, pair):
+def loads_or_says_why(folder, pair) -> bool:
+    """Whether a head gives weights from 0 to 1, or the reason takes one line."""
     head = loaded(load_head, folder, pair)
     if isinstance(head, DiversedError):
-        assert len(str(head).splitlines()) == 1
-        return
+        return len(str(head).splitlines()) == 1
     weight = head(mx.ones((1, head.draft_size)), mx.ones((1, head.target_size))).item()
-    assert math.isfinite(weight)
-    assert 0 <= weight <= 1
+    return math.isfinite(weight) and 0 <= weight <= 1
 
 
 @FUZZ
@@ -61,7 +60,7 @@ def test_a_damaged_weights_file(whole_head, pair, tmp_path, where, content, cut)
     whole = path.read_bytes()
     start = where % len(whole)
     path.write_bytes(whole[:start] + content + (b"" if cut else whole[start + len(content) :]))
-    loads_or_says_why(folder, pair)
+    assert loads_or_says_why(folder, pair)
 
 
 @FUZZ
@@ -70,7 +69,7 @@ def test_an_odd_description(whole_head, pair, tmp_path, changes):
     folder = shutil.copytree(whole_head, tmp_path / "head", dirs_exist_ok=True)
     path = folder / "head.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    loads_or_says_why(folder, pair)
+    assert loads_or_says_why(folder, pair)
 
 
 @FUZZ

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..conversation import chat_prompt
 from ..pair import Pair
-from ..tasks.task import Example, Task
+from ..tasks.task import Example, Task, conversation_of
 from .engine import Method, Settings
 from .record import Answer
 
@@ -46,7 +46,7 @@ def run(
     """
     names, warm = list(methods), False
     for number, example in enumerate(examples):
-        prompt = prompt_of(pair, example, shots)
+        prompt = chat_prompt(pair, conversation_of(example, shots))
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             if (name, number) in done:
@@ -67,16 +67,6 @@ def run(
                 seconds=seconds,
                 peak_memory_gb=mx.get_peak_memory() / 1e9,
             )
-
-
-def prompt_of(pair: Pair, example: Example, shots: Sequence[Example]) -> list[int]:
-    """What the models read before they answer: the worked examples, then the question."""
-    turns = [
-        {"role": role, "content": text}
-        for shot in shots
-        for role, text in (("user", shot.question), ("assistant", shot.answer))
-    ]
-    return chat_prompt(pair, [*turns, {"role": "user", "content": example.question}])
 
 
 def _warm_up(methods: Mapping[str, Method], prompt: Sequence[int], settings: Settings) -> None:

@@ -43,3 +43,21 @@ class Task(Protocol):
     def reward(self, text: str, example: Example) -> float | None:
         """Judge an answer, between 0 and 1; None where it cannot be judged."""
         ...
+
+
+def conversation_of(example: Example, shots: Sequence[Example] = ()) -> list[dict[str, str]]:
+    """What is said before an answer: worked examples as earlier turns, then the question.
+
+    Args:
+        example: what is asked.
+        shots: worked examples. Default none.
+
+    Returns:
+        Messages for a chat template.
+    """
+    turns = [
+        {"role": role, "content": text}
+        for shot in shots
+        for role, text in (("user", shot.question), ("assistant", shot.answer))
+    ]
+    return [*turns, {"role": "user", "content": example.question}]

@@ -19,7 +19,7 @@ from ..errors import DiversedError
 from ..head import EnsembleHead
 from ..lm import LM
 from ..pair import Pair
-from ..tasks.task import Example, Task
+from ..tasks.task import Example, Task, conversation_of
 from .learner import Learner, Scale
 from .machines import Machines
 from .objective import adapted_reg_scale, leave_one_out, rejection
@@ -202,12 +202,7 @@ class Trainer:
 
     def prompt(self, example: Example) -> list[int]:
         """What the models read before they answer: the worked examples, then the question."""
-        turns = [
-            {"role": role, "content": text}
-            for shot in self._shots
-            for role, text in (("user", shot.question), ("assistant", shot.answer))
-        ]
-        prompt = chat_prompt(self.pair, [*turns, {"role": "user", "content": example.question}])
+        prompt = chat_prompt(self.pair, conversation_of(example, self._shots))
         length = self.pair.context_length
         if length is not None and len(prompt) + self.max_tokens > length:
             raise DiversedError(

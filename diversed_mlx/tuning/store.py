@@ -13,9 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
-
 from ..draft_length import AUTO_LONGEST, Start
 from ..errors import DiversedError
 from ..files import write_whole
@@ -122,9 +119,7 @@ def verifier_name(verifier: Verifier) -> str:
         case Cascade(alpha=alpha, rule=rule):
             return f"cascade {rule} {alpha:g}"
         case Dynamic(head=head, strictness=strictness):
-            digest = hashlib.sha256(np.array(head.summary.weight.astype(mx.float32)).tobytes())
-            digest.update(np.array(head.summary.bias.astype(mx.float32)).tobytes())
-            return f"dynamic {digest.hexdigest()[:8]} {strictness:+g}"
+            return f"dynamic {head.fingerprint} {strictness:+g}"
         case _:
             return type(verifier).__name__
 
